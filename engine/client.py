@@ -1,0 +1,85 @@
+"""EngineClient: the only face of the engine that the server sees.
+
+Behind it stands a thread today; a process or a remote replica could stand there tomorrow.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.outputs import RequestOutput, StepStats
+from engine.sampling_params import SamplingParams
+
+StatsListener = Callable[[StepStats], None]
+ChatMessage = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the server may know of the model.
+
+    Attributes:
+        name: The name it was loaded by.
+        vocab_size: Token ids are 0 to vocab_size - 1; padding of the embedding is not counted.
+        max_model_len: Tokens that prompt and answer share.
+        method: The speculation method's name, "none" without one.
+        max_draft_tokens: Draft nodes per step that the server was set to; 0 without speculation.
+        has_chat_template: Whether chat requests can be served.
+    """
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    method: str
+    max_draft_tokens: int
+    has_chat_template: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """Whether the engine loop lives, and if not, why."""
+
+    alive: bool
+    reason: str = ""
+
+
+class EngineClient(Protocol):
+    """An engine as its users see it."""
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model being served."""
+
+    def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
+    ) -> AsyncIterator[RequestOutput]:
+        """Yields the outputs of one request; leaving the iterator early aborts it.
+
+        Raises:
+            InvalidRequest: The request cannot be served as it stands.
+            Overloaded: The queue is full.
+            RequestFailed: The request failed in the engine.
+            EngineDead: The engine loop has ended.
+        """
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request; unknown ids are no error, since requests end on their own."""
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, made off the event loop."""
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens included."""
+
+    async def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Token ids of a conversation, ending where the assistant is to speak.
+
+        Raises:
+            InvalidRequest: The model has no chat template, or its template refuses the messages.
+        """
+
+    def subscribe(self, listener: StatsListener) -> None:
+        """Calls `listener` with the statistics of every step, on the engine's own thread."""
+
+    def health(self) -> EngineHealth:
+        """Whether the engine loop lives."""

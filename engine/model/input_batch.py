@@ -1,0 +1,161 @@
+"""InputBatch: the flat tensors of one forward pass, built from plain slices of sequences.
+
+Prefill chunks, single tokens and draft trees lie side by side in one row of tokens:
+
+    request A, chunk of its prompt     request B, last token and a tree
+    a5 a6 a7 a8                        b9 │ n1 n2 n3          tokens
+     5  6  7  8                         9 │ 10 10 11          position = base + depth
+     5  6  7  8                         9 │ 10 11 12          slot in the sequence: one scratch slot per node
+     6  7  8  9                        10 │ 10 10 10          visible: leading slots it may attend to ...
+     0  0  0  0                         0 │  1  2  5          ... and the ancestor word over the nodes
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.token_tree import EMPTY_TREE, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSlice:
+    """The part of one sequence that a forward pass computes.
+
+    Attributes:
+        token_ids: Committed tokens to compute, consecutive.
+        start: Position of the first of them; everything before is in the cache.
+        block_table: Block ids of the sequence, covering all slots that are written or read.
+        tree: Draft nodes that hang off the last of token_ids.
+        rows: How many logits rows are wanted, counted from the slice's end: 0 for none, 1 + len(tree) for
+            the last committed token and every node, and so on.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    tree: TokenTree = EMPTY_TREE
+    rows: int = 1
+
+    def __len__(self) -> int:
+        """Tokens that the pass computes for this slice."""
+        return len(self.token_ids) + len(self.tree)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """Where one slice lies in the batch, as attention needs it.
+
+    Attributes:
+        begin, end: Its tokens in the flat batch.
+        num_committed: Slots of committed tokens, those computed in this pass included.
+        num_slots: All slots in use: committed tokens, then one per draft node.
+        has_tree: Whether draft nodes take part.
+    """
+
+    begin: int
+    end: int
+    num_committed: int
+    num_slots: int
+    has_tree: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InputBatch:
+    """The tensors of one forward pass. T tokens, S sequences, R rows wanted.
+
+    Attributes:
+        input_ids: int64 [T].
+        positions: int64 [T]; siblings of a tree share one.
+        slots: int64 [T]; where each token's keys and values go.
+        visible: int64 [T]; leading slots of its sequence that the token attends to.
+        ancestors: int64 [T]; bit n - 1 set: it attends to node n of its tree as well.
+        context_slots: Per sequence int64 [num_slots]; cache slots in sequence order, tree nodes last.
+        context_positions: Per sequence int64 [num_slots]; their positions.
+        spans: Per sequence, where it lies.
+        logits_rows: int64 [R]; flat token indices whose logits are wanted, in order.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    visible: torch.Tensor
+    ancestors: torch.Tensor
+    context_slots: tuple[torch.Tensor, ...]
+    context_positions: tuple[torch.Tensor, ...]
+    spans: tuple[SequenceSpan, ...]
+    logits_rows: torch.Tensor
+
+    @classmethod
+    def build(
+        cls, slices: Sequence[SequenceSlice], block_size: int, device: torch.device
+    ) -> "InputBatch":
+        """Lays the slices out flat. Reads them only; nothing is written back."""
+        flat = _FlatTokens()
+        spans: list[SequenceSpan] = []
+        context_slots: list[torch.Tensor] = []
+        context_positions: list[torch.Tensor] = []
+        rows: list[int] = []
+        for piece in slices:
+            begin = len(flat.input_ids)
+            span = _append(flat, piece, block_size)
+            spans.append(span)
+            rows.extend(range(span.end - piece.rows, span.end))
+            context_slots.append(_slots_of(piece.block_table, span.num_slots, block_size, device))
+            positions = torch.arange(span.num_slots, dtype=torch.int64)
+            if span.has_tree:
+                positions[span.num_committed :] = torch.tensor(
+                    flat.positions[begin + len(piece.token_ids) :], dtype=torch.int64
+                )
+            context_positions.append(positions.to(device))
+        return cls(
+            input_ids=torch.tensor(flat.input_ids, dtype=torch.int64, device=device),
+            positions=torch.tensor(flat.positions, dtype=torch.int64, device=device),
+            slots=torch.tensor(flat.slots, dtype=torch.int64, device=device),
+            visible=torch.tensor(flat.visible, dtype=torch.int64, device=device),
+            ancestors=torch.tensor(flat.ancestors, dtype=torch.int64, device=device),
+            context_slots=tuple(context_slots),
+            context_positions=tuple(context_positions),
+            spans=tuple(spans),
+            logits_rows=torch.tensor(rows, dtype=torch.int64, device=device),
+        )
+
+
+class _FlatTokens:
+    """The columns of the batch while it grows."""
+
+    def __init__(self) -> None:
+        self.input_ids: list[int] = []
+        self.positions: list[int] = []
+        self.slots: list[int] = []
+        self.visible: list[int] = []
+        self.ancestors: list[int] = []
+
+
+def _append(flat: _FlatTokens, piece: SequenceSlice, block_size: int) -> SequenceSpan:
+    begin = len(flat.input_ids)
+    num_committed = piece.start + len(piece.token_ids)
+    num_slots = num_committed + len(piece.tree)
+    if num_slots > len(piece.block_table) * block_size:
+        raise ValueError(f"{num_slots} slots wanted, but {len(piece.block_table)} blocks of {block_size}")
+    flat.input_ids.extend(piece.token_ids)
+    flat.input_ids.extend(piece.tree.tokens)
+    flat.positions.extend(range(piece.start, num_committed))
+    flat.positions.extend(num_committed - 1 + depth for depth in piece.tree.depths()[1:])
+    flat.slots.extend(
+        piece.block_table[index // block_size] * block_size + index % block_size
+        for index in range(piece.start, num_slots)
+    )
+    flat.visible.extend(range(piece.start + 1, num_committed + 1))
+    flat.visible.extend([num_committed] * len(piece.tree))
+    flat.ancestors.extend([0] * len(piece.token_ids))
+    flat.ancestors.extend(piece.tree.ancestor_words()[1:])
+    return SequenceSpan(begin, len(flat.input_ids), num_committed, num_slots, bool(len(piece.tree)))
+
+
+def _slots_of(
+    block_table: Sequence[int], num_slots: int, block_size: int, device: torch.device
+) -> torch.Tensor:
+    blocks = torch.tensor(block_table, dtype=torch.int64, device=device)
+    offsets = torch.arange(block_size, dtype=torch.int64, device=device)
+    return (blocks[:, None] * block_size + offsets).flatten()[:num_slots]

@@ -1,0 +1,83 @@
+"""PagedKVCache: the keys and values of one model, in slots that block tables point to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """The cache of one attention layer per token.
+
+    Attributes:
+        num_kv_heads: Key/value heads.
+        key_dim, value_dim: Size of one head; they differ in some architectures.
+    """
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Keys and values together."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+
+class PagedKVCache:
+    """Key and value tensors of every layer of one model.
+
+    A slot holds one token: block b covers slots b * block_size to (b + 1) * block_size - 1. Who owns which
+    block is not known here; that is the block pool's business, and all models of an engine share its ids.
+
+    Attributes:
+        keys: Per layer a tensor [num_slots, num_kv_heads, key_dim].
+        values: Per layer a tensor [num_slots, num_kv_heads, value_dim].
+        block_size: Slots per block.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        num_slots = num_blocks * block_size
+        self.block_size = block_size
+        # Zeros, not empty memory: a masked slot is multiplied by a zero weight, and 0 * NaN would be NaN.
+        self.keys = [
+            torch.zeros(num_slots, layer.num_kv_heads, layer.key_dim, dtype=dtype, device=device)
+            for layer in layers
+        ]
+        self.values = [
+            torch.zeros(num_slots, layer.num_kv_heads, layer.value_dim, dtype=dtype, device=device)
+            for layer in layers
+        ]
+
+    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Stores one layer's new tokens.
+
+        Args:
+            layer: Index of the layer.
+            slots: Where each token goes, int64 [num_tokens].
+            keys: [num_tokens, num_kv_heads, key_dim].
+            values: [num_tokens, num_kv_heads, value_dim].
+        """
+        self.keys[layer].index_copy_(0, slots, keys)
+        self.values[layer].index_copy_(0, slots, values)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies slots in every layer at once, as if all were read before any is written.
+
+        After a tree was verified, its accepted nodes lie scattered in scratch slots; this puts them in line.
+        """
+        if not sources:
+            return
+        device = self.keys[0].device
+        source = torch.tensor(sources, dtype=torch.int64, device=device)
+        target = torch.tensor(targets, dtype=torch.int64, device=device)
+        for tensor in (*self.keys, *self.values):
+            tensor.index_copy_(0, target, tensor.index_select(0, source))

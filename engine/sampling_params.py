@@ -1,0 +1,144 @@
+"""How one request wants its tokens chosen: validated once, frozen after."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engine.errors import InvalidRequest
+
+MAX_DRAFT_TOKENS = 63
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 4
+SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+
+
+class Acceptance(StrEnum):
+    """Which lossless rule decides whether a draft token stands.
+
+    MATCH keeps a draft token when the target, drawing with noise keyed by (seed, position, token), chooses
+    the same one: the text is a function of prompt, parameters and seed alone, whatever the drafter.
+    REJECTION is the ratio rule of Leviathan et al. 2023: the same law, more acceptance for drafters that
+    sample, but the text of a seed then depends on the draft.
+    """
+
+    MATCH = "match"
+    REJECTION = "rejection"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """One request's say in its speculation.
+
+    Attributes:
+        enabled: False decodes this request plainly.
+        num_draft_tokens: Draft nodes per step, at most MAX_DRAFT_TOKENS; None takes the server's setting.
+        acceptance: The rule that verifies this request's drafts.
+    """
+
+    enabled: bool = True
+    num_draft_tokens: int | None = None
+    acceptance: Acceptance = Acceptance.MATCH
+
+    def __post_init__(self) -> None:
+        if self.num_draft_tokens is not None:
+            _check_range("speculation.num_draft_tokens", self.num_draft_tokens, 1, MAX_DRAFT_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Everything about a request but its prompt.
+
+    The order in which the options act on a row of logits is fixed and documented in `sampling/logits.py`.
+
+    Attributes:
+        max_tokens: Tokens to generate at most; None goes on to the end of the context; 0 only reads the prompt.
+        min_tokens: Tokens before which no EOS or stop id may be chosen.
+        temperature: 0 takes the most likely token (ties: the lowest id).
+        top_p, top_k, min_p: Truncations of the distribution; 1.0, 0 and 0.0 are off.
+        presence_penalty, frequency_penalty: OpenAI's, over the output; -2 to 2.
+        repetition_penalty: Hugging Face's, over prompt and output; greater than 0, 1.0 is off.
+        logit_bias: (token id, bias) pairs, added to the logits; -100 to 100.
+        seed: Any signed 64-bit integer; None lets the engine draw one at admission.
+        choice: Which of n answers to one prompt this is; part of the noise's key.
+        stop: Strings that end the answer; the text is cut before the first of them.
+        stop_token_ids: Ids that end the answer, like EOS.
+        ignore_eos: Treat the model's EOS ids as ordinary tokens.
+        logprobs: Alternatives to report per token, 0 for the chosen one alone; None is off.
+        prompt_logprobs: The same for the prompt's tokens.
+        skip_special_tokens: Leave special tokens out of the text.
+        include_stop_str_in_output: Keep the stop string that ended the answer.
+        speculation: This request's say in its speculation.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    choice: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise InvalidRequest(f"max_tokens must be at least 0, got {self.max_tokens}", "max_tokens")
+        if self.min_tokens < 0:
+            raise InvalidRequest(f"min_tokens must be at least 0, got {self.min_tokens}", "min_tokens")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", "min_tokens"
+            )
+        _check_range("temperature", self.temperature, 0.0, 2.0)
+        if not 0.0 < self.top_p <= 1.0:
+            raise InvalidRequest(f"top_p must be above 0 and at most 1, got {self.top_p}", "top_p")
+        if self.top_k < 0:
+            raise InvalidRequest(f"top_k must be at least 0 (0 is off), got {self.top_k}", "top_k")
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0):
+            raise InvalidRequest(
+                f"repetition_penalty must be a finite number above 0, got {self.repetition_penalty}",
+                "repetition_penalty",
+            )
+        for token_id, bias in self.logit_bias:
+            _check_range(f"logit_bias of token {token_id}", bias, -100.0, 100.0, param="logit_bias")
+        if self.seed is not None:
+            _check_range("seed", self.seed, SEED_MIN, SEED_MAX)
+        _check_stop(self.stop)
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None:
+                _check_range(name, count, 0, MAX_LOGPROBS)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken, without noise."""
+        return self.temperature == 0.0
+
+
+def _check_range(
+    name: str, value: float, low: float, high: float, *, param: str | None = None
+) -> None:
+    # A NaN fails both comparisons and so is refused here too.
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be between {low} and {high}, got {value}", param or name)
+
+
+def _check_stop(stop: Sequence[str]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(stop)}", "stop")
+    if any(not text for text in stop):
+        raise InvalidRequest("stop must not contain an empty string: it would match at once", "stop")

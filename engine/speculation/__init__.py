@@ -1,0 +1,1 @@
+"""The drafters, behind one protocol (`base.py`); `factory.py` alone maps a method's name to a class."""
