@@ -1,0 +1,67 @@
+"""ModelRunner: one model and its cache. Target and draft are two instances of it."""
+
+import inspect
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.model.attention.interface import AttentionBackend, AttentionMetadata
+from engine.model.input_batch import InputBatch, SequenceSlice
+from engine.model.kv_cache import PagedKVCache
+
+
+class ModelRunner:
+    """Runs forward passes; everything that touches the device happens here.
+
+    Args:
+        module: A causal language model loaded with ATTENTION_NAME.
+        cache: Its keys and values.
+        backend: How attention is computed.
+        vocab_size: Ids that may be sampled; logits behind them are padding of the embedding and are cut.
+    """
+
+    def __init__(
+        self, module: PreTrainedModel, cache: PagedKVCache, backend: AttentionBackend, vocab_size: int
+    ) -> None:
+        self.cache = cache
+        self.vocab_size = vocab_size
+        self._module = module
+        self._backend = backend
+        self._num_layers = len(cache.keys)
+        # Models whose forward cannot pick rows compute all of them, and the rows are picked here.
+        self._picks_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return self._module.device
+
+    def build(self, slices: list[SequenceSlice]) -> InputBatch:
+        """Lays slices out for `forward`."""
+        return InputBatch.build(slices, self.cache.block_size, self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: InputBatch) -> torch.Tensor:
+        """One pass over the batch; keys and values land in the cache.
+
+        Returns:
+            float32 [num_rows, vocab_size], the logits of batch.logits_rows.
+
+        Raises:
+            RuntimeError: A layer did not attend, so the cache would have a hole.
+        """
+        metadata = AttentionMetadata(batch.slots, self.cache, self._backend.plan(batch, self.cache))
+        keep = {"logits_to_keep": batch.logits_rows} if self._picks_rows else {}
+        logits: torch.Tensor = self._module(
+            input_ids=batch.input_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            outrider=metadata,
+            **keep,
+        ).logits[0]
+        if len(metadata.layers_seen) != self._num_layers:
+            raise RuntimeError(
+                f"{len(metadata.layers_seen)} of {self._num_layers} layers attended in a forward pass"
+            )
+        rows = logits if self._picks_rows else logits.index_select(0, batch.logits_rows)
+        return rows[:, : self.vocab_size].float()
