@@ -87,9 +87,7 @@ class InputBatch:
     logits_rows: torch.Tensor
 
     @classmethod
-    def build(
-        cls, slices: Sequence[SequenceSlice], block_size: int, device: torch.device
-    ) -> "InputBatch":
+    def build(cls, slices: Sequence[SequenceSlice], block_size: int, device: torch.device) -> "InputBatch":
         """Lays the slices out flat. Reads them only; nothing is written back."""
         flat = _FlatTokens()
         spans: list[SequenceSpan] = []

@@ -45,9 +45,7 @@ class ReferencePlan:
         return self._masks[window]
 
 
-def visibility(
-    batch: InputBatch, index: int, span: SequenceSpan, window: int | None
-) -> torch.Tensor | None:
+def visibility(batch: InputBatch, index: int, span: SequenceSpan, window: int | None) -> torch.Tensor | None:
     """Which slots of a sequence each of its tokens in the pass may see.
 
     Windows compare positions, not slots: siblings of a tree lie in different slots at one position.
