@@ -1,0 +1,230 @@
+"""The one pipeline from raw logits to the distribution that tokens are chosen from.
+
+It serves plain decoding, every row of a draft under verification, and the draft models themselves. The order
+is fixed:
+
+1. repetition_penalty, over prompt and output: a seen token's logit is divided if positive, else multiplied
+   (Keskar et al. 2019, Hugging Face's form)
+2. frequency_penalty and presence_penalty, over the output (OpenAI's)
+3. logit_bias
+4. min_tokens: no EOS or stop id before that many tokens
+   -- temperature 0 stops here: the highest logit is taken, the lowest id among equals --
+5. temperature
+6. top_k: the k highest logits; all that equal the k-th stay
+7. top_p: the smallest set of most likely tokens whose mass reaches p; the lowest ids among equals
+8. min_p: tokens with at least min_p times the highest probability
+
+Everything is float32, and a row's result depends on nothing but the row, bit for bit. Options that no row
+uses cost nothing.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from engine.sampling.metadata import RowGroup
+
+# Elements of [rows, vocab_size] worked on at once where temporaries are needed: 16 MiB as float64.
+CHUNK_ELEMENTS = 2**21
+
+# top_p needs the order of the most likely tokens only; rows that these do not satisfy are sorted whole.
+_TOP_P_CANDIDATES = 1024
+
+
+def process_logits(logits: torch.Tensor, groups: Sequence[RowGroup]) -> torch.Tensor:
+    """Applies the sampling options of each row.
+
+    Args:
+        logits: float32 [num_rows, vocab_size]; left as it is.
+        groups: Whose rows these are, in order.
+
+    Returns:
+        float32 [num_rows, vocab_size]: greedy rows as logits whose argmax is the token, the others as log
+        probabilities up to a constant, -inf where a token cannot be chosen. `logits` itself when there is
+        nothing to do.
+
+    Raises:
+        ValueError: The number of rows is not that of the groups.
+    """
+    num_rows = sum(len(group) for group in groups)
+    if logits.shape[0] != num_rows:
+        raise ValueError(f"logits have {logits.shape[0]} rows, but the requests have {num_rows}")
+    if not any(_changes_rows(group) for group in groups):
+        return logits
+    logits = logits.clone()
+    begin = 0
+    for group in groups:
+        rows = logits[begin : begin + len(group)]
+        _penalise(rows, group)
+        _bias(rows, group)
+        _ban(rows, group)
+        begin += len(group)
+    _apply_temperature(logits, groups)
+    _apply_top_k(logits, groups)
+    _apply_top_p(logits, groups)
+    _apply_min_p(logits, groups)
+    return logits
+
+
+def chunks(rows: Sequence[int], vocab_size: int) -> Iterator[Sequence[int]]:
+    """Splits rows so that a chunk of [rows, vocab_size] holds about CHUNK_ELEMENTS."""
+    size = max(1, CHUNK_ELEMENTS // vocab_size)
+    for begin in range(0, len(rows), size):
+        yield rows[begin : begin + size]
+
+
+def _changes_rows(group: RowGroup) -> bool:
+    params = group.params
+    return (
+        not params.is_greedy
+        or params.repetition_penalty != 1.0
+        or params.frequency_penalty != 0.0
+        or params.presence_penalty != 0.0
+        or bool(params.logit_bias)
+        or bool(group.rows_below_min_tokens())
+    )
+
+
+def _penalise(rows: torch.Tensor, group: RowGroup) -> None:
+    params = group.params
+    if params.repetition_penalty != 1.0:
+        seen = _counts(group.token_ids, group.paths, rows) > 0
+        rewarded = torch.where(rows < 0, rows * params.repetition_penalty, rows / params.repetition_penalty)
+        rows.copy_(torch.where(seen, rewarded, rows))
+    if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:
+        counts = _counts(group.token_ids[group.num_prompt_tokens :], group.paths, rows)
+        rows -= params.frequency_penalty * counts
+        rows -= params.presence_penalty * (counts > 0)
+
+
+def _counts(token_ids: Sequence[int], paths: Sequence[tuple[int, ...]], rows: torch.Tensor) -> torch.Tensor:
+    """How often each token occurs in `token_ids` and the row's path, float32 like `rows`."""
+    counts = torch.zeros_like(rows)
+    history = torch.tensor(token_ids, dtype=torch.int64, device=rows.device)
+    # Whole numbers add up exactly in float32, in any order.
+    counts[0].index_add_(0, history, torch.ones_like(history, dtype=rows.dtype))
+    counts[1:] = counts[0]
+    row_of = [row for row, path in enumerate(paths) for _ in path]
+    if row_of:
+        tokens = [token for path in paths for token in path]
+        index = torch.tensor([row_of, tokens], dtype=torch.int64, device=rows.device)
+        one = torch.ones(len(tokens), dtype=rows.dtype, device=rows.device)
+        counts.index_put_((index[0], index[1]), one, accumulate=True)
+    return counts
+
+
+def _bias(rows: torch.Tensor, group: RowGroup) -> None:
+    if not group.params.logit_bias:
+        return
+    ids, biases = zip(*group.params.logit_bias, strict=True)
+    columns = torch.tensor(ids, dtype=torch.int64, device=rows.device)
+    values = torch.tensor(biases, dtype=rows.dtype, device=rows.device)
+    rows.index_add_(1, columns, values.expand(len(group), -1))
+
+
+def _ban(rows: torch.Tensor, group: RowGroup) -> None:
+    early = group.rows_below_min_tokens()
+    # An id behind the vocabulary cannot be chosen, so there is nothing to ban.
+    banned = [token for token in group.banned_token_ids if token < rows.shape[1]]
+    if early and banned:
+        row_index = torch.tensor(early, dtype=torch.int64, device=rows.device)
+        columns = torch.tensor(banned, dtype=torch.int64, device=rows.device)
+        rows[row_index[:, None], columns] = -torch.inf
+
+
+def _column(values: Sequence[float], logits: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=logits.dtype, device=logits.device)[:, None]
+
+
+def _index(rows: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device=logits.device)
+
+
+def _apply_temperature(logits: torch.Tensor, groups: Sequence[RowGroup]) -> None:
+    # The highest logit becomes 0 first, so that no temperature, however small, can overflow. Below the
+    # smallest normal float32 a temperature would be 0, and its effect is that of the smallest.
+    smallest = torch.finfo(logits.dtype).tiny
+    values = [max(group.params.temperature, smallest) for group in groups for _ in group.paths]
+    rows = [row for row, group in enumerate(_per_row(groups)) if not group.params.is_greedy]
+    for chunk in chunks(rows, logits.shape[1]):
+        index = _index(chunk, logits)
+        picked = logits[index]
+        picked -= picked.amax(dim=-1, keepdim=True)
+        picked /= _column([values[row] for row in chunk], logits)
+        logits[index] = picked
+
+
+def _apply_top_k(logits: torch.Tensor, groups: Sequence[RowGroup]) -> None:
+    vocab_size = logits.shape[1]
+    limits = [group.params.top_k for group in _per_row(groups)]
+    rows = [
+        row
+        for row, group in enumerate(_per_row(groups))
+        if not group.params.is_greedy and 0 < group.params.top_k < vocab_size
+    ]
+    for chunk in chunks(rows, vocab_size):
+        index = _index(chunk, logits)
+        picked = logits[index]
+        highest = picked.topk(max(limits[row] for row in chunk), dim=-1).values
+        last = _index([limits[row] - 1 for row in chunk], logits)[:, None]
+        picked.masked_fill_(picked < highest.gather(1, last), -torch.inf)
+        logits[index] = picked
+
+
+def _apply_top_p(logits: torch.Tensor, groups: Sequence[RowGroup]) -> None:
+    masses = [group.params.top_p for group in _per_row(groups)]
+    rows = [
+        row
+        for row, group in enumerate(_per_row(groups))
+        if not group.params.is_greedy and group.params.top_p < 1.0
+    ]
+    for chunk in chunks(rows, logits.shape[1]):
+        _keep_mass(logits, chunk, [masses[row] for row in chunk], _TOP_P_CANDIDATES)
+
+
+def _keep_mass(logits: torch.Tensor, rows: Sequence[int], masses: Sequence[float], candidates: int) -> None:
+    """Keeps the most likely tokens of each row up to its mass, looking at `candidates` tokens at first."""
+    vocab_size = logits.shape[1]
+    index = _index(rows, logits)
+    picked = logits[index]
+    probs = picked.softmax(dim=-1)
+    candidates = min(candidates, vocab_size)
+    ranked = probs.topk(candidates, dim=-1).values  # [rows, candidates], highest first
+    before = ranked.cumsum(dim=-1, dtype=torch.float64) - ranked
+    wanted = torch.tensor(masses, dtype=torch.float64, device=logits.device)[:, None]
+    kept = (before < wanted).sum(dim=-1, keepdim=True)
+    border = ranked.gather(1, kept - 1)
+    above = probs > border
+    # Which of the tokens that equal the last kept one stay is settled by their ids: the first so many.
+    equal = probs == border
+    room = kept - above.sum(dim=-1, keepdim=True)
+    picked.masked_fill_(~(above | (equal & (equal.cumsum(dim=-1) <= room))), -torch.inf)
+    short = [] if candidates == vocab_size else (kept[:, 0] == candidates).nonzero()[:, 0].tolist()
+    for place in short:
+        picked[place] = logits[rows[place]]
+    logits[index] = picked
+    if short:
+        _keep_mass(logits, [rows[place] for place in short], [masses[place] for place in short], vocab_size)
+
+
+def _apply_min_p(logits: torch.Tensor, groups: Sequence[RowGroup]) -> None:
+    # The temperature has left the highest logit at 0, and no truncation removes it: a ratio of
+    # probabilities is a difference from it.
+    limits = [group.params.min_p for group in _per_row(groups)]
+    rows = [
+        row
+        for row, group in enumerate(_per_row(groups))
+        if not group.params.is_greedy and group.params.min_p > 0.0
+    ]
+    for chunk in chunks(rows, logits.shape[1]):
+        index = _index(chunk, logits)
+        picked = logits[index]
+        picked.masked_fill_(picked < _column([math.log(limits[row]) for row in chunk], logits), -torch.inf)
+        logits[index] = picked
+
+
+def _per_row(groups: Sequence[RowGroup]) -> Iterator[RowGroup]:
+    for group in groups:
+        for _ in group.paths:
+            yield group
