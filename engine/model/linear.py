@@ -1,0 +1,159 @@
+"""Linear layers on a CPU: weights packed as float16, activations and sums in float32.
+
+Reading weights is what a decoding step on a CPU waits for. FBGEMM's float16 kernel reads half the bytes of
+float32 and, unlike float32 GEMM, costs nearly the same for one row as for a few: the room in which checking
+a draft is cheap.
+
+Its rows are not all computed alike. The kernel splits a call of M rows into groups, and a row in a group of
+one or two is summed in another order than a row in a larger group, which changes its last bits. A draft
+must not change a row, so calls are padded to row counts that leave no such group. Which those are depends
+on the instruction set and is measured on this machine when the first layer is packed.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+logger = logging.getLogger(__name__)
+
+FLOAT16_MAX = torch.finfo(torch.float16).max
+MAX_ROWS = 120
+"""Rows per kernel call: what FBGEMM itself takes at a time, so that larger calls lose nothing in pieces."""
+
+
+def packed_fp16_unavailable() -> str | None:
+    """Why this machine cannot hold packed float16 weights; None when it can."""
+    engine = torch.backends.quantized.engine
+    if engine not in ("fbgemm", "x86"):
+        return f"torch's quantized engine here is {engine!r}, and packing needs FBGEMM (x86)"
+    capability = torch.backends.cpu.get_cpu_capability()
+    if not capability.startswith(("AVX2", "AVX512")):
+        return f"the CPU offers {capability}, and FBGEMM needs AVX2"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class RowPadding:
+    """How many rows a packed layer computes for M rows, so that all rows belong to one class.
+
+    Attributes:
+        sizes: For each M from 0 to MAX_ROWS the smallest row count of at least M that is of the class.
+    """
+
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def measure(cls) -> "RowPadding":
+        """Finds the row counts whose rows all come out with the same bits, whichever counts those are here.
+
+        One row is computed in calls of every size; the class that covers most sizes is kept.
+        """
+        in_features = 256
+        generator = torch.Generator().manual_seed(0)
+        packed = torch.ops.quantized.linear_prepack_fp16(
+            torch.randn(64, in_features, generator=generator), None
+        )
+        row = torch.randn(1, in_features, generator=generator)
+        classes: dict[bytes, list[int]] = {}
+        for rows in range(1, MAX_ROWS + 1):
+            result = torch.ops.quantized.linear_dynamic_fp16(row.repeat(rows, 1), packed)
+            if torch.equal(result, result[:1].expand_as(result)):
+                classes.setdefault(result[0].numpy().tobytes(), []).append(rows)
+        usable = max(classes.values(), key=len)
+        if usable[-1] != MAX_ROWS:
+            raise RuntimeError(
+                f"FBGEMM computes the rows of a {MAX_ROWS}-row call unlike those of {usable}: "
+                "start with linear_weights=plain and report this CPU"
+            )
+        return cls(tuple(min(size for size in usable if size >= rows) for rows in range(MAX_ROWS + 1)))
+
+
+class PackedLinear(nn.Module):
+    """y = x W^T + b with W packed as float16. A row's result is the same bits in any batch.
+
+    Args:
+        weight: float32 [out_features, in_features]; copied, so that the caller may free it.
+        bias: float32 [out_features] or None.
+        padding: The row counts of this machine.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, padding: RowPadding) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
+        self._sizes = padding.sizes
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weights unpacked again, float32 [out_features, in_features]; a copy, made on each access."""
+        weight: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(self._packed)[0]
+        return weight
+
+    def extra_repr(self) -> str:
+        """The shape, for printing a model."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [..., in_features] to float32 [..., out_features]."""
+        flat = x.reshape(-1, self.in_features)
+        rows = flat.shape[0]
+        if rows <= MAX_ROWS:
+            result = self._rows(flat)
+        else:
+            result = torch.cat([self._rows(piece) for piece in flat.split(MAX_ROWS)])
+        return result.reshape(*x.shape[:-1], self.out_features)
+
+    def _rows(self, flat: torch.Tensor) -> torch.Tensor:
+        rows = flat.shape[0]
+        if rows == 0:
+            return flat.new_empty(0, self.out_features)
+        missing = self._sizes[rows] - rows
+        if missing:
+            flat = nn.functional.pad(flat, (0, 0, 0, missing))
+        result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(flat, self._packed)
+        return result[:rows] if missing else result
+
+
+def pack_linear_layers(module: nn.Module) -> int:
+    """Replaces every nn.Linear and Conv1D inside `module` by a PackedLinear, one at a time.
+
+    A head that shares its weight with the embedding gets a packed copy; the embedding keeps its own. A
+    layer with weights that float16 cannot hold stays as it is, and the log names it. Weights of experts
+    that are kept as one three-dimensional parameter are not linear layers and stay as well.
+
+    Returns:
+        How many layers are packed.
+    """
+    padding = RowPadding.measure()
+    packed = 0
+    for name, parent, attribute, layer in list(_linear_layers(module)):
+        weight = (layer.weight if isinstance(layer, nn.Linear) else layer.weight.T).detach()
+        reason = _not_packable(weight)
+        if reason is not None:
+            logger.warning("layer %s keeps its plain weights: %s", name, reason)
+            continue
+        bias = None if layer.bias is None else layer.bias.detach()
+        setattr(parent, attribute, PackedLinear(weight, bias, padding))
+        packed += 1
+    return packed
+
+
+def _linear_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Linear | Conv1D]]:
+    for prefix, parent in module.named_modules():
+        for attribute, child in parent.named_children():
+            # Exactly these classes: a subclass may do more in its forward than multiply.
+            if type(child) in (nn.Linear, Conv1D):
+                yield f"{prefix}.{attribute}".lstrip("."), parent, attribute, child
+
+
+def _not_packable(weight: torch.Tensor) -> str | None:
+    largest = weight.abs().max().item() if weight.numel() else 0.0
+    if largest <= FLOAT16_MAX:
+        return None
+    if largest == float("inf") or largest != largest:
+        return "it has weights that are not finite"
+    return f"its largest weight is {largest:g}, and float16 ends at {FLOAT16_MAX:g}"

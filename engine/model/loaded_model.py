@@ -1,0 +1,37 @@
+"""LoadedModel: a causal language model in memory, with what the engine has to know of it."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from engine.model.kv_cache import LayerShape
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run on a paged KV cache.
+
+    Attributes:
+        name: What it was asked for by; the default of the served name.
+        module: The model, in evaluation mode, without gradients, with our attention.
+        tokenizer: Its tokenizer; None for models built in memory without one.
+        layers: Cache shape of each attention layer.
+        vocab_size: Ids from 0 that may be sampled: the tokenizer's. Rows that pad the embedding are not among them.
+        max_model_len: Tokens that prompt and answer may share.
+        eos_token_ids: Ids that end an answer.
+        device: Where it runs.
+        dtype: Type of its activations, and of its keys and values.
+        linear_weights: How its linear layers hold their weights: "packed-fp16" or "plain".
+    """
+
+    name: str
+    module: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    layers: tuple[LayerShape, ...]
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    device: torch.device
+    dtype: torch.dtype
+    linear_weights: str

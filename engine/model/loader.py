@@ -1,0 +1,222 @@
+"""Gets a causal language model into memory, on the right device and in the right type.
+
+name ── sources ──▶ folder ── config ──▶ fit to be paged? ──▶ weights ──▶ linear layers packed ──▶ LoadedModel
+"""
+
+import logging
+from pathlib import Path
+
+import jinja2
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from engine.config import ModelConfig
+from engine.errors import StartupError
+from engine.model.attention.interface import ATTENTION_NAME, probe_layers, register
+from engine.model.linear import pack_linear_layers, packed_fp16_unavailable
+from engine.model.loaded_model import LoadedModel
+from engine.model.sources import ModelSources
+from engine.model.support import check_class, check_config, context_limit
+from engine.model.vocabulary import end_token_ids, sampled_vocab_size
+
+__all__ = ["LoadedModel", "load_causal_lm", "wrap_model"]
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def load_causal_lm(config: ModelConfig) -> LoadedModel:
+    """Finds, checks and loads a model.
+
+    Args:
+        config: Which model, and how to hold it.
+
+    Raises:
+        ModelNotFound: No source has the model.
+        ModelNotSupported: It cannot run on a paged KV cache.
+        StartupError: A setting cannot hold on this machine or for this model.
+    """
+    register()
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    linear_weights = choose_linear_weights(config.linear_weights, device, dtype)
+    folder = ModelSources.of(config).find(config.model, config.revision)
+    model_config = _read_config(folder, config)
+    check_config(model_config)
+    max_model_len = context_limit(model_config, config.max_model_len)
+    tokenizer = _read_tokenizer(folder, config)
+    logger.info("loading %s from %s: %s on %s", config.model, folder, _short(dtype), device)
+    module = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=model_config,
+        dtype=dtype,
+        attn_implementation=ATTENTION_NAME,
+        trust_remote_code=config.trust_remote_code,
+        local_files_only=True,
+    ).to(device)
+    return wrap_model(
+        module, tokenizer, name=config.model, max_model_len=max_model_len, linear_weights=linear_weights
+    )
+
+
+def wrap_model(
+    module: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    name: str,
+    max_model_len: int | None = None,
+    linear_weights: str = "plain",
+) -> LoadedModel:
+    """Makes a model that is in memory ready for the engine; its linear layers are packed in place if asked.
+
+    Raises:
+        ModelNotSupported: It cannot run on a paged KV cache.
+        StartupError: max_model_len is more than the model has, or the weights cannot be packed here.
+    """
+    register()
+    check_config(module.config)
+    check_class(type(module))
+    limit = context_limit(module.config, max_model_len)
+    module.eval().requires_grad_(False)
+    if module.config._attn_implementation != ATTENTION_NAME:
+        module.set_attn_implementation(ATTENTION_NAME)
+    layers = probe_layers(module)
+    if linear_weights == "packed-fp16":
+        if (reason := packed_fp16_unavailable()) is not None:
+            raise StartupError(f"linear_weights is packed-fp16, but {reason}; use linear_weights=plain")
+        packed = pack_linear_layers(module)
+        logger.info("%d linear layers of %s hold packed float16 weights", packed, name)
+    loaded = LoadedModel(
+        name=name,
+        module=module,
+        tokenizer=tokenizer,
+        layers=layers,
+        vocab_size=sampled_vocab_size(module, tokenizer),
+        max_model_len=limit,
+        eos_token_ids=end_token_ids(module, tokenizer),
+        device=module.device,
+        dtype=module.dtype,
+        linear_weights=linear_weights,
+    )
+    logger.info(
+        "%s: %s, %d layers, %d tokens of vocabulary, context %d, answers end at ids %s",
+        name,
+        type(module).__name__,
+        len(layers),
+        loaded.vocab_size,
+        limit,
+        sorted(loaded.eos_token_ids),
+    )
+    return loaded
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device of that name; auto takes a GPU where there is one.
+
+    Raises:
+        StartupError: There is no such device here.
+    """
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise StartupError(f"device is {wanted!r}; it must be auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise StartupError(f"device is {wanted!r}; it must be auto, cpu, cuda or cuda:N")
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise StartupError(f"device is {wanted!r}, but torch sees {count} CUDA devices here; use cpu or auto")
+    return device
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """The type of the activations; auto: float32 on a CPU, bfloat16 on a GPU, float16 on one without it."""
+    if wanted != "auto":
+        return _DTYPES[wanted]
+    if device.type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+
+
+def choose_linear_weights(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
+    """How linear layers hold their weights; auto packs them on a CPU that can.
+
+    Raises:
+        StartupError: Packed weights were asked for where they cannot be.
+    """
+    reason = packed_fp16_unavailable()
+    if device.type != "cpu":
+        reason = f"the device is {device}, and packed weights are for CPUs"
+    elif dtype != torch.float32:
+        reason = f"dtype is {_short(dtype)}, and packed weights take float32 activations"
+    if wanted == "packed-fp16" and reason is not None:
+        raise StartupError(f"linear_weights is packed-fp16, but {reason}; use linear_weights=auto")
+    if wanted != "auto":
+        return wanted
+    if reason is None:
+        return "packed-fp16"
+    logger.info("linear layers keep plain weights: %s", reason)
+    return "plain"
+
+
+def _read_config(folder: Path, config: ModelConfig) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(
+            folder, trust_remote_code=config.trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise _startup_error(f"the config of {config.model} cannot be read", error, config) from error
+
+
+def _read_tokenizer(folder: Path, config: ModelConfig) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=config.trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise _startup_error(
+            f"the tokenizer of {config.model} in {folder} cannot be read", error, config
+        ) from error
+    if config.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(config.chat_template)
+    return tokenizer
+
+
+def _startup_error(what: str, error: Exception, config: ModelConfig) -> StartupError:
+    if "trust_remote_code" in str(error) and not config.trust_remote_code:
+        return StartupError(
+            f"{what}: the model comes with Python code of its own, which is not run unless you set "
+            "trust_remote_code (--trust-remote-code). Read the code first: it runs with your rights"
+        )
+    return StartupError(f"{what}: {error}")
+
+
+def read_chat_template(path: Path) -> str:
+    """A chat template from a file.
+
+    Raises:
+        StartupError: The file cannot be read or is not a Jinja template.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"chat_template {path} cannot be read: {error}") from error
+    except jinja2.TemplateSyntaxError as error:
+        raise StartupError(
+            f"chat_template {path} is no Jinja template: line {error.lineno}: {error}"
+        ) from error
+    return text
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
