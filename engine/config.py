@@ -20,7 +20,7 @@ LinearWeights = Literal["auto", "plain", "packed-fp16"]
 class Section(BaseModel):
     """A group of settings: immutable, and closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelConfig(Section):
