@@ -28,11 +28,13 @@ class ModelConfig(Section):
 
     model: str = Field(DEFAULT_MODEL, description="Catalog name, hub id, local folder or GGUF file.")
     revision: str | None = Field(None, description="Branch, tag or commit on the model hub.")
-    dtype: DType = Field("auto", description="Type of the activations; auto: float32 on CPU, bfloat16 on GPU.")
+    dtype: DType = Field(
+        "auto", description="Type of the activations; auto: float32 on CPU, bfloat16 on GPU."
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     linear_weights: LinearWeights = Field(
         "auto",
-        description="How linear layers hold their weights; auto: packed-fp16 on a CPU that has it, else plain.",
+        description="How linear layers hold weights; auto: packed-fp16 on a CPU that has it, else plain.",
     )
     max_model_len: int | None = Field(
         None, ge=2, description="Tokens that prompt and answer share; default: the model's own limit."

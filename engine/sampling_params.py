@@ -52,7 +52,7 @@ class SamplingParams:
     The order in which the options act on a row of logits is fixed and documented in `sampling/logits.py`.
 
     Attributes:
-        max_tokens: Tokens to generate at most; None goes on to the end of the context; 0 only reads the prompt.
+        max_tokens: Tokens to generate at most; None: to the end of the context; 0: only read the prompt.
         min_tokens: Tokens before which no EOS or stop id may be chosen.
         temperature: 0 takes the most likely token (ties: the lowest id).
         top_p, top_k, min_p: Truncations of the distribution; 1.0, 0 and 0.0 are off.
@@ -93,14 +93,7 @@ class SamplingParams:
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise InvalidRequest(f"max_tokens must be at least 0, got {self.max_tokens}", "max_tokens")
-        if self.min_tokens < 0:
-            raise InvalidRequest(f"min_tokens must be at least 0, got {self.min_tokens}", "min_tokens")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequest(
-                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", "min_tokens"
-            )
+        _check_lengths(self.max_tokens, self.min_tokens)
         _check_range("temperature", self.temperature, 0.0, 2.0)
         if not 0.0 < self.top_p <= 1.0:
             raise InvalidRequest(f"top_p must be above 0 and at most 1, got {self.top_p}", "top_p")
@@ -129,12 +122,21 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-def _check_range(
-    name: str, value: float, low: float, high: float, *, param: str | None = None
-) -> None:
+def _check_range(name: str, value: float, low: float, high: float, *, param: str | None = None) -> None:
     # A NaN fails both comparisons and so is refused here too.
     if not low <= value <= high:
         raise InvalidRequest(f"{name} must be between {low} and {high}, got {value}", param or name)
+
+
+def _check_lengths(max_tokens: int | None, min_tokens: int) -> None:
+    if max_tokens is not None and max_tokens < 0:
+        raise InvalidRequest(f"max_tokens must be at least 0, got {max_tokens}", "max_tokens")
+    if min_tokens < 0:
+        raise InvalidRequest(f"min_tokens must be at least 0, got {min_tokens}", "min_tokens")
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens ({min_tokens}) must not exceed max_tokens ({max_tokens})", "min_tokens"
+        )
 
 
 def _check_stop(stop: Sequence[str]) -> None:

@@ -69,7 +69,7 @@ class KVCacheManager:
         return block * self.block_size + index % self.block_size
 
     def match_prefix(self, request: Request) -> PrefixMatch:
-        """Finds the longest cached beginning. At least the last token is left to compute: its row is needed."""
+        """Finds the longest cached beginning; the last token at least is left, since its row is needed."""
         if not self._prefix_caching or request.needs_every_row:
             return PrefixMatch((), 0, 0)
         blocks: list[int] = []

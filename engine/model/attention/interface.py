@@ -109,7 +109,7 @@ class _Attends(Protocol):
     ) -> torch.Tensor: ...
 
 
-def _attend(
+def _attend(  # noqa: PLR0913, transformers calls it with these
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,

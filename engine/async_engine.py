@@ -1,0 +1,229 @@
+"""AsyncEngine: an EngineCore on a thread of its own, an EngineClient towards the event loop.
+
+Commands go in through a queue, outputs come out with one `call_soon_threadsafe` per step. The thread
+never waits for a client, and the event loop never waits for a forward pass.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
+from engine.engine_core import EngineCore
+from engine.errors import EngineDead, EngineError, RequestFailed
+from engine.outputs import RequestOutput
+from engine.sampling_params import SamplingParams
+from engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+Delivery = RequestOutput | EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    inbox: "_Inbox"
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+
+
+class _Close:
+    """Ends the thread."""
+
+
+class _Inbox:
+    """Where one request's outputs wait for its reader."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.queue: asyncio.Queue[Delivery] = asyncio.Queue()
+
+
+class AsyncEngine:
+    """Runs an engine core; see EngineClient for what its methods mean.
+
+    Args:
+        core: The engine; nobody else may touch it once `start` was called.
+        model: What the server may know of the model.
+        tokenizer: None serves token ids only.
+    """
+
+    def __init__(self, core: EngineCore, model: ModelInfo, tokenizer: Tokenizer | None) -> None:
+        self._core = core
+        self._model = model
+        self._tokenizer = tokenizer
+        self._commands: queue.SimpleQueue[_Add | _Abort | _Close] = queue.SimpleQueue()
+        self._inboxes: dict[str, _Inbox] = {}
+        self._listeners: list[StatsListener] = []
+        self._dead = ""
+        # Taken to set _dead and to queue an add, so that no add slips in behind the last look at the queue.
+        self._death_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
+
+    @property
+    def model(self) -> ModelInfo:
+        """See EngineClient."""
+        return self._model
+
+    def start(self) -> None:
+        """Starts the engine thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the engine thread after the step it is in; requests still open get EngineDead."""
+        self._commands.put(_Close())
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def subscribe(self, listener: StatsListener) -> None:
+        """See EngineClient."""
+        self._listeners.append(listener)
+
+    def health(self) -> EngineHealth:
+        """See EngineClient."""
+        return EngineHealth(alive=not self._dead, reason=self._dead)
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
+    ) -> AsyncIterator[RequestOutput]:
+        """See EngineClient."""
+        inbox = _Inbox()
+        with self._death_lock:
+            if self._dead:
+                raise EngineDead(self._dead)
+            self._commands.put(_Add(request_id, prompt_token_ids, params, inbox))
+        is_open = True
+        try:
+            while is_open:
+                delivery = await inbox.queue.get()
+                if isinstance(delivery, EngineError):
+                    is_open = False
+                    raise delivery
+                is_open = delivery.finish_reason is None
+                yield delivery
+        finally:
+            if is_open:
+                self._commands.put(_Abort(request_id))
+
+    async def abort(self, request_id: str) -> None:
+        """See EngineClient."""
+        self._commands.put(_Abort(request_id))
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """See EngineClient."""
+        encode = partial(self._require_tokenizer().encode, text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(encode)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """See EngineClient."""
+        decode = partial(self._require_tokenizer().decode, token_ids, skip_special_tokens=False)
+        return await asyncio.to_thread(decode)
+
+    async def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """See EngineClient."""
+        return await asyncio.to_thread(self._require_tokenizer().apply_chat_template, messages)
+
+    def _require_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise EngineError("the model has no tokenizer: send the prompt as token ids")
+        return self._tokenizer
+
+    def _run(self) -> None:
+        """The engine thread."""
+        reason = "the engine was closed"
+        try:
+            while self._obey():
+                if self._core.has_work:
+                    self._step()
+                self._report()
+        except Exception as error:
+            logger.exception("the engine loop died")
+            reason = f"the engine loop died: {error}"
+        finally:
+            self._die(reason)
+
+    def _obey(self) -> bool:
+        """Carries out all queued commands, waiting for one if there is nothing else to do."""
+        block = not self._core.has_work
+        while True:
+            try:
+                command = self._commands.get(block=block)
+            except queue.Empty:
+                return True
+            block = False
+            match command:
+                case _Add():
+                    self._add(command)
+                case _Abort(request_id):
+                    output = self._core.abort(request_id)
+                    if output is not None:
+                        self._deliver({request_id: output})
+                case _Close():
+                    return False
+
+    def _add(self, command: _Add) -> None:
+        self._inboxes[command.request_id] = command.inbox
+        try:
+            self._core.add_request(command.request_id, command.prompt_token_ids, command.params)
+        except EngineError as error:
+            self._deliver({command.request_id: error})
+
+    def _step(self) -> None:
+        try:
+            outputs = self._core.step()
+        except Exception:
+            logger.exception("a step failed; the requests in it are ended, the engine goes on")
+            failure = RequestFailed("the request failed inside the engine; the server's log says why")
+            self._deliver(dict.fromkeys(self._core.abandon_step(), failure))
+            return
+        self._deliver({output.request_id: output for output in outputs})
+
+    def _report(self) -> None:
+        stats = self._core.take_stats()
+        for listener in self._listeners:
+            listener(stats)
+
+    def _deliver(self, deliveries: dict[str, Delivery] | dict[str, RequestOutput]) -> None:
+        """Hands each request what is new, in one call per event loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+        for request_id, delivery in deliveries.items():
+            inbox = self._inboxes.get(request_id)
+            if inbox is None:
+                continue
+            if isinstance(delivery, EngineError) or delivery.finish_reason is not None:
+                del self._inboxes[request_id]
+            by_loop.setdefault(inbox.loop, []).append(partial(inbox.queue.put_nowait, delivery))
+        for loop, calls in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_call_all, calls)
+            except RuntimeError:
+                # The loop is closed: its requests have no reader left.
+                logger.debug("outputs dropped: the event loop of their readers is closed")
+
+    def _die(self, reason: str) -> None:
+        """Tells every waiting client, and every later one."""
+        with self._death_lock:
+            self._dead = reason
+            while True:
+                try:
+                    command = self._commands.get_nowait()
+                except queue.Empty:
+                    break
+                if isinstance(command, _Add):
+                    self._inboxes[command.request_id] = command.inbox
+        self._deliver(dict.fromkeys(list(self._inboxes), EngineDead(reason)))
+
+
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

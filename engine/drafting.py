@@ -1,0 +1,116 @@
+"""Drafting: asks the speculator for the next step's trees, within what planner and block pool allow."""
+
+import logging
+from collections.abc import Sequence
+
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+from engine.speculation.base import DraftRequest, ProposalContext, Speculator
+from engine.speculation.planner import Planner
+from engine.token_tree import EMPTY_TREE, TokenTree
+
+logger = logging.getLogger(__name__)
+
+
+class Drafting:
+    """Speculation as the engine core uses it.
+
+    Args:
+        method: The method's name, for the metrics.
+        speculator: Who proposes.
+        planner: How many nodes each request gets.
+        vocab_size: Draft tokens must be below it.
+    """
+
+    def __init__(self, method: str, speculator: Speculator, planner: Planner, vocab_size: int) -> None:
+        self.method = method
+        self._speculator = speculator
+        self._planner = planner
+        self._vocab_size = vocab_size
+        self._outgrown: set[str] = set()
+
+    def propose(self, scheduler: Scheduler) -> int:
+        """Gives every running request its draft for the next step.
+
+        A speculator that raises costs this step's drafts and nothing else.
+
+        Returns:
+            Requests that have just outgrown the draft's context and decode plainly from here on.
+        """
+        num_outgrown = 0
+        wanted: list[tuple[Request, DraftRequest]] = []
+        for request in scheduler.running:
+            if not request.params.speculation.enabled:
+                continue
+            if self._planner.has_outgrown(request):
+                num_outgrown += self._note_outgrown(request)
+                continue
+            draft_request = self._ask(request, scheduler)
+            if draft_request is not None:
+                wanted.append((request, draft_request))
+        if not wanted:
+            return num_outgrown
+        context = ProposalContext(tuple(draft_request for _, draft_request in wanted))
+        try:
+            trees = self._speculator.propose(context)
+            self._check(context.requests, trees)
+        except Exception:
+            logger.exception("drafting with %s failed; this step goes on without drafts", self.method)
+            trees = [EMPTY_TREE] * len(wanted)
+        for (request, _), tree in zip(wanted, trees, strict=True):
+            request.draft = tree
+        return num_outgrown
+
+    def num_computed_tokens(self, request: Request) -> int:
+        """Leading tokens of the request that the speculator's cache holds."""
+        return self._speculator.num_computed_tokens(request.request_id)
+
+    def release(self, request: Request) -> None:
+        """Forgets a request that ended or lost its blocks."""
+        self._speculator.release(request.request_id)
+
+    def retire(self, request: Request) -> None:
+        """Forgets a request that ended."""
+        self.release(request)
+        self._outgrown.discard(request.request_id)
+
+    def _ask(self, request: Request, scheduler: Scheduler) -> DraftRequest | None:
+        """What to ask for one request; None if there is nothing to gain."""
+        if request.num_uncomputed_tokens > 1:
+            if not self._speculator.requirements.has_cache:
+                return None
+            budget = 0
+        else:
+            budget = scheduler.grant_lookahead(request, self._planner.node_budget(request))
+            if budget == 0:
+                return None
+        return DraftRequest(
+            request_id=request.request_id,
+            token_ids=request.token_ids,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            num_cached_tokens=request.num_draft_cached_tokens,
+            block_table=scheduler.kv.block_table(request),
+            params=request.params,
+            budget=budget,
+        )
+
+    def _check(self, requests: Sequence[DraftRequest], trees: Sequence[TokenTree]) -> None:
+        """Raises ValueError where a speculator breaks its contract."""
+        for request, tree in zip(requests, trees, strict=True):
+            if len(tree) > request.budget:
+                raise ValueError(f"{len(tree)} draft nodes proposed, but the budget was {request.budget}")
+            for token in tree.tokens:
+                if not 0 <= token < self._vocab_size:
+                    raise ValueError(f"draft token {token} is outside 0 to {self._vocab_size - 1}")
+
+    def _note_outgrown(self, request: Request) -> bool:
+        if request.request_id in self._outgrown:
+            return False
+        self._outgrown.add(request.request_id)
+        logger.info(
+            "request %s has %d tokens, more than the draft's context holds: it decodes plainly from here on",
+            request.request_id,
+            request.num_tokens,
+        )
+        return True

@@ -1,0 +1,269 @@
+"""EngineCore: add, abort, step. No thread, no asyncio, no HTTP."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.admission import EngineLimits, admit
+from engine.core.request import Request, RequestStatus
+from engine.core.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from engine.core.stopping import apply_stop_rules
+from engine.drafting import Drafting
+from engine.errors import InvalidRequest, Overloaded
+from engine.model.input_batch import SequenceSlice
+from engine.model.model_runner import ModelRunner
+from engine.output_processor import OutputProcessor
+from engine.outputs import FinishReason, RequestOutput, StepStats, TokenLogprob
+from engine.prompt_logprobs import PromptLogprobs
+from engine.sampling.sampler import SampledRun, Sampler, SamplingTask
+from engine.sampling_params import SamplingParams
+from engine.step_recorder import RequestRecord, StepRecorder
+
+
+class EngineCore:
+    """The loop's body: one target, one scheduler, perhaps a speculator.
+
+    Args:
+        runner: The target model.
+        scheduler: Decides what a step computes.
+        outputs: Turns committed tokens into text.
+        limits: What requests are checked against.
+        drafting: Speculation; None decodes plainly.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        outputs: OutputProcessor,
+        limits: EngineLimits,
+        drafting: Drafting | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.scheduler = scheduler
+        self.limits = limits
+        self._runner = runner
+        self._outputs = outputs
+        self._drafting = drafting
+        self._clock = clock
+        self._sampler = Sampler()
+        self._prompt_logprobs = PromptLogprobs()
+        self._requests: dict[str, Request] = {}
+        self._records: dict[str, RequestRecord] = {}
+        self._in_step: tuple[ScheduledRequest, ...] = ()
+        self._recorder = self._new_recorder()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute anything."""
+        return self.scheduler.has_work
+
+    def add_request(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Queues a request.
+
+        Raises:
+            InvalidRequest: It cannot be served as it stands.
+            Overloaded: The queue is full.
+        """
+        if request_id in self._requests:
+            raise InvalidRequest(f"request id {request_id} is in use")
+        if len(self.scheduler.waiting) >= self.limits.max_num_queued:
+            raise Overloaded(f"{len(self.scheduler.waiting)} requests are waiting already; try again later")
+        request = admit(request_id, prompt_token_ids, params, self.limits)
+        self._outputs.add(request_id, request.params, prompt_token_ids)
+        self._requests[request_id] = request
+        self._records[request_id] = RequestRecord(arrival=self._clock())
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> RequestOutput | None:
+        """Ends a request wherever it is; None if it has ended already."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        output = RequestOutput(
+            request_id,
+            text=self._outputs.finish(request_id),
+            finish_reason=reason,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_output_tokens=request.num_output_tokens,
+            speculation=self._records[request_id].stats(),
+        )
+        self._retire(request, reason)
+        return output
+
+    def step(self) -> list[RequestOutput]:
+        """One forward pass of the target for everything, and what follows from it."""
+        plan = self.scheduler.schedule()
+        self._note_plan(plan)
+        rows = self._forward(plan)
+        runs = self._sample(plan, rows)
+        outputs = [self._commit(item, run) for item, run in zip(plan.scheduled, runs, strict=True)]
+        self._propose()
+        self._publish()
+        self._in_step = ()
+        return [output for output in outputs if output is not None]
+
+    def abandon_step(self) -> list[str]:
+        """After an exception in `step`: ends the requests that took part and names them; others go on."""
+        failed = [item.request.request_id for item in self._in_step]
+        for request_id in failed:
+            self.abort(request_id, FinishReason.ERROR)
+        self._in_step = ()
+        return failed
+
+    def take_stats(self) -> StepStats:
+        """What happened since the last call."""
+        scheduler = self.scheduler
+        stats = self._recorder.build(len(scheduler.running), len(scheduler.waiting), scheduler.kv.usage)
+        self._recorder = self._new_recorder()
+        return stats
+
+    def _note_plan(self, plan: SchedulerOutput) -> None:
+        self._in_step = plan.scheduled
+        recorder = self._recorder
+        recorder.num_preemptions += len(plan.preempted)
+        recorder.prefix_cache_queries += plan.prefix_cache_queries
+        recorder.prefix_cache_hits += plan.prefix_cache_hits
+        now = self._clock()
+        for item in plan.scheduled:
+            record = self._records[item.request.request_id]
+            if record.scheduled is None:
+                recorder.num_prompt_tokens += item.request.num_prompt_tokens
+            recorder.scheduled(record, now)
+        if self._drafting is not None:
+            for request in plan.preempted:
+                self._drafting.release(request)
+
+    def _forward(self, plan: SchedulerOutput) -> torch.Tensor:
+        """Runs the target; [num_rows, vocab_size], the rows of each item in the plan's order."""
+        slices = []
+        for item in plan.scheduled:
+            request, start = item.request, item.request.num_computed_tokens
+            rows = 1 + len(item.tree) if item.reaches_end else 0
+            if self._prompt_logprobs.wants(item):
+                rows = item.num_tokens + len(item.tree)
+            tokens = request.token_ids[start : start + item.num_tokens]
+            table = self.scheduler.kv.block_table(request)
+            slices.append(SequenceSlice(tokens, start, table, item.tree, rows))
+        began = self._clock()
+        rows_out = self._runner.forward(self._runner.build(slices))
+        self._recorder.num_target_forwards += 1
+        self._recorder.forward_seconds += self._clock() - began
+        return rows_out
+
+    def _sample(self, plan: SchedulerOutput, rows: torch.Tensor) -> list[SampledRun | None]:
+        """The verdict on each item; None where the last committed token is not computed yet."""
+        began = self._clock()
+        tasks: list[SamplingTask] = []
+        wanted: list[torch.Tensor] = []
+        place = 0
+        for item in plan.scheduled:
+            if self._prompt_logprobs.wants(item):
+                self._prompt_logprobs.collect(item, rows[place : place + item.num_tokens])
+                place += item.num_tokens - item.reaches_end
+            if item.reaches_end:
+                wanted.append(rows[place : place + 1 + len(item.tree)])
+                place += 1 + len(item.tree)
+                tasks.append(self._task(item))
+        verdicts: list[SampledRun] = []
+        if tasks:
+            verdicts = self._sampler(rows if len(rows) == sum(map(len, wanted)) else torch.cat(wanted), tasks)
+        self._recorder.sample_seconds += self._clock() - began
+        remaining = iter(verdicts)
+        return [next(remaining) if item.reaches_end else None for item in plan.scheduled]
+
+    def _task(self, item: ScheduledRequest) -> SamplingTask:
+        request = item.request
+        return SamplingTask(
+            request.params, request.token_ids, request.num_prompt_tokens, item.tree, self.limits.eos_token_ids
+        )
+
+    def _commit(self, item: ScheduledRequest, sampled: SampledRun | None) -> RequestOutput | None:
+        """Enters a verdict: stops, text, bookkeeping. Tokens behind a stop leave no trace."""
+        request = item.request
+        if sampled is None:
+            self.scheduler.update(item, (), 0)
+            return None
+        stop = apply_stop_rules(sampled.token_ids, request.num_output_tokens, request.stop_rules)
+        processed = self._outputs.process(request.request_id, sampled.token_ids, stop)
+        run = sampled.token_ids[: processed.num_kept]
+        accepted = sampled.accepted_nodes[: len(run)]
+        self._move_accepted(item, accepted)
+        self.scheduler.update(item, run, len(accepted))
+        record = self._records[request.request_id]
+        is_first = record.num_steps == 0
+        self._recorder.committed(record, len(run), len(item.tree), len(accepted), self._clock())
+        output = RequestOutput(
+            request.request_id,
+            token_ids=run,
+            text=processed.text,
+            logprobs=(
+                None
+                if sampled.logprobs is None
+                else self._outputs.logprobs(request.request_id, sampled.logprobs[: len(run)])
+            ),
+            prompt_logprobs=self._take_prompt_logprobs(request) if is_first else None,
+            finish_reason=processed.finish_reason,
+            stop_reason=processed.stop_reason,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_output_tokens=request.num_output_tokens,
+            speculation=record.stats(),
+        )
+        if processed.finish_reason is not None:
+            self._retire(request, processed.finish_reason)
+        return output
+
+    def _move_accepted(self, item: ScheduledRequest, accepted: Sequence[int]) -> None:
+        """Puts the keys and values of accepted nodes where their tokens now belong."""
+        request, kv = item.request, self.scheduler.kv
+        moved = [
+            (kv.slot(request, request.num_tokens - 1 + node), kv.slot(request, request.num_tokens + index))
+            for index, node in enumerate(accepted)
+            if node != index + 1
+        ]
+        self._runner.cache.move([source for source, _ in moved], [target for _, target in moved])
+
+    def _take_prompt_logprobs(self, request: Request) -> tuple[TokenLogprob | None, ...] | None:
+        if not request.needs_every_row:
+            return None
+        rows = self._prompt_logprobs.take(request)
+        return (None, *self._outputs.logprobs(request.request_id, rows))
+
+    def _propose(self) -> None:
+        """Drafts for the next step."""
+        if self._drafting is None:
+            return
+        began = self._clock()
+        self._recorder.num_outgrown += self._drafting.propose(self.scheduler)
+        self._recorder.propose_seconds += self._clock() - began
+
+    def _publish(self) -> None:
+        """Lets later requests share what is computed."""
+        for request in self.scheduler.running:
+            self._publish_one(request)
+
+    def _publish_one(self, request: Request) -> None:
+        num_draft = 0 if self._drafting is None else self._drafting.num_computed_tokens(request)
+        self.scheduler.kv.publish(request, num_draft)
+
+    def _retire(self, request: Request, reason: FinishReason) -> None:
+        """Gives back everything a request holds."""
+        if request.status is RequestStatus.RUNNING and reason is not FinishReason.ERROR:
+            self._publish_one(request)
+        self.scheduler.finish(request)
+        if self._drafting is not None:
+            self._drafting.retire(request)
+        self._outputs.remove(request.request_id)
+        self._prompt_logprobs.remove(request.request_id)
+        record = self._records.pop(request.request_id)
+        del self._requests[request.request_id]
+        self._recorder.finished(
+            record, reason, (request.num_prompt_tokens, request.num_output_tokens), self._clock()
+        )
+
+    def _new_recorder(self) -> StepRecorder:
+        return StepRecorder("none" if self._drafting is None else self._drafting.method)
