@@ -36,7 +36,7 @@ class HttpConfig(Section):
     shutdown_grace_seconds: int = Field(
         30, ge=0, description="Time that running answers get to finish after SIGTERM or Ctrl+C."
     )
-    log_level: LogLevel = Field("info", description="debug, info, warning or error.")
+    log_level: LogLevel = Field("info", description="Least severe messages that are logged.")
 
     @field_validator("root_path")
     @classmethod

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import NoneType
-from typing import get_args
+from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -35,6 +35,7 @@ class Option:
         group: What its section is about.
         description: What it does.
         default: Its default as a person reads it; empty where the description says it.
+        values: All the values it may have, if they can be listed.
         is_switch: It is true or false.
         is_nullable: It may be left open, and is by default.
         may_be_empty: The empty text is a value.
@@ -47,6 +48,7 @@ class Option:
     group: str
     description: str
     default: str = ""
+    values: tuple[str, ...] = ()
     is_switch: bool = False
     is_nullable: bool = False
     may_be_empty: bool = False
@@ -128,7 +130,7 @@ def _walk_choice(
     default = str(getattr(field.get_default(call_default_factory=True), key))
     choices.append(Choice(name, path, key, tuple(variants), default))
     text = "; ".join(f"{variant}: {_title(kind)}" for variant, kind in variants.items())
-    yield Option(name, path, name.capitalize(), text, default)
+    yield Option(name, path, name.capitalize(), text, default, tuple(variants))
     for variant, kind in variants.items():
         for own, own_field in kind.model_fields.items():
             if own != key:
@@ -144,11 +146,18 @@ def _option(name: str, field: FieldInfo, path: tuple[str, ...], group: str) -> O
         path,
         group,
         field.description or "",
-        default="" if default in (None, "") else str(default),
+        default=_readable(default),
+        values=get_args(field.annotation) if get_origin(field.annotation) is Literal else (),
         is_switch=field.annotation is bool,
         is_nullable=NoneType in get_args(field.annotation),
         may_be_empty=default == "",
     )
+
+
+def _readable(default: object) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return "" if default is None else str(default)
 
 
 def _join(first: Option, second: Option) -> Option:

@@ -1,0 +1,116 @@
+"""The `outrider` command.
+
+`--help` is generated from the settings' own descriptions and loads neither torch nor the web framework.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from engine.errors import StartupError
+from server import __version__
+from server.config import OPTIONS, ConfigError, load_config, unknown_name
+from server.options import ENV_PREFIX, Option, flag_of
+
+EXIT_STARTUP, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+SERVE_HELP = f"""\
+Serve a model over an OpenAI-compatible API.
+
+Every setting may come from a YAML file (key: block_size), the environment ({ENV_PREFIX}BLOCK_SIZE) or a flag
+(--block-size). Flags win over the environment, the environment over the file. Relative paths start at
+the working directory."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Returns:
+        The exit status: 0, or 1 where the server cannot start, 2 for settings that cannot hold.
+    """
+    args, unknown = build_parser().parse_known_args(argv)
+    try:
+        _refuse_unknown(unknown)
+        if args.command == "version":
+            sys.stdout.write(f"outrider {__version__}\n")
+            return 0
+        return _serve(args)
+    except ConfigError as error:
+        return _fail(error, EXIT_USAGE)
+    except StartupError as error:
+        return _fail(error, EXIT_STARTUP)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage that would push them off the screen."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"outrider: {message}; see {self.prog} --help\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser: `serve` has a flag for each setting, `version` has none."""
+    parser = _Parser(
+        prog="outrider",
+        description="LLM inference server with lossless speculative decoding.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over an OpenAI-compatible API",
+        description=SERVE_HELP,
+        usage="outrider serve [--config FILE] [--model MODEL] [--SETTING VALUE ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    serve.add_argument("--config", metavar="FILE", help=f"YAML file with settings; also {ENV_PREFIX}CONFIG.")
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option in OPTIONS.options.values():
+        if option.group not in groups:
+            groups[option.group] = serve.add_argument_group(option.group)
+        _add_flag(groups[option.group], option)
+    commands.add_parser("version", help="print the version", allow_abbrev=False)
+    return parser
+
+
+def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
+    default = f" (default: {option.default})" if option.default else ""
+    text = (option.description + default).replace("%", "%%")
+    if option.is_switch:
+        group.add_argument(
+            flag_of(option.name),
+            action=argparse.BooleanOptionalAction,
+            default=argparse.SUPPRESS,
+            help=text,
+        )
+    else:
+        metavar = "|".join(option.values) or option.name.rpartition("_")[2].upper()
+        group.add_argument(flag_of(option.name), metavar=metavar, default=argparse.SUPPRESS, help=text)
+
+
+def _refuse_unknown(unknown: Sequence[str]) -> None:
+    """One error for what argparse could not place; a flag gets the nearest known one."""
+    for argument in unknown:
+        if argument.startswith("-"):
+            raise unknown_name("unknown flag", argument.partition("=")[0], flag_of)
+        raise ConfigError(f"unexpected argument {argument}: settings are flags, such as --model {argument}")
+
+
+def _serve(args: argparse.Namespace) -> int:
+    flags = {name: value for name, value in vars(args).items() if name in OPTIONS.options}
+    loaded = load_config(flags, os.environ, args.config)
+    from server.serve import serve  # it loads torch, which nothing above needs
+
+    serve(loaded)
+    return 0
+
+
+def _fail(error: Exception, status: int) -> int:
+    for line in str(error).splitlines():
+        sys.stderr.write(f"outrider: {line}\n")
+    return status
