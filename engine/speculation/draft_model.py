@@ -95,7 +95,7 @@ class DraftModelSpeculator:
     def _motion(self, request: DraftRequest) -> "_Motion | None":
         """From what is computed to what is wanted; None where nothing is to be done."""
         num_tokens = len(request.token_ids)
-        if num_tokens >= self._max_model_len or not request.params.speculation.enabled:
+        if num_tokens >= self._max_model_len:
             return None
         begin = self._num_valid(request)
         if request.budget > 0:
