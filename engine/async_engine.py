@@ -8,13 +8,13 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
 from engine.engine_core import EngineCore
-from engine.errors import EngineDead, EngineError, RequestFailed
+from engine.errors import EngineDead, EngineError, InvalidRequest, RequestFailed
 from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
@@ -172,6 +172,10 @@ class AsyncEngine:
                     return False
 
     def _add(self, command: _Add) -> None:
+        if command.request_id in self._inboxes:
+            refusal = InvalidRequest(f"request id {command.request_id} is in use")
+            _hand_over(command.inbox.loop, [partial(command.inbox.queue.put_nowait, refusal)])
+            return
         self._inboxes[command.request_id] = command.inbox
         try:
             self._core.add_request(command.request_id, command.prompt_token_ids, command.params)
@@ -193,7 +197,7 @@ class AsyncEngine:
         for listener in self._listeners:
             listener(stats)
 
-    def _deliver(self, deliveries: dict[str, Delivery] | dict[str, RequestOutput]) -> None:
+    def _deliver(self, deliveries: Mapping[str, Delivery]) -> None:
         """Hands each request what is new, in one call per event loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
         for request_id, delivery in deliveries.items():
@@ -204,11 +208,7 @@ class AsyncEngine:
                 del self._inboxes[request_id]
             by_loop.setdefault(inbox.loop, []).append(partial(inbox.queue.put_nowait, delivery))
         for loop, calls in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_call_all, calls)
-            except RuntimeError:
-                # The loop is closed: its requests have no reader left.
-                logger.debug("outputs dropped: the event loop of their readers is closed")
+            _hand_over(loop, calls)
 
     def _die(self, reason: str) -> None:
         """Tells every waiting client, and every later one."""
@@ -222,6 +222,14 @@ class AsyncEngine:
                 if isinstance(command, _Add):
                     self._inboxes[command.request_id] = command.inbox
         self._deliver(dict.fromkeys(list(self._inboxes), EngineDead(reason)))
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], None]]) -> None:
+    try:
+        loop.call_soon_threadsafe(_call_all, calls)
+    except RuntimeError:
+        # The loop is closed: its requests have no reader left.
+        logger.debug("outputs dropped: the event loop of their readers is closed")
 
 
 def _call_all(calls: Sequence[Callable[[], None]]) -> None:

@@ -88,6 +88,11 @@ class NoSpeculation(Section):
 
     method: Literal["none"] = "none"
 
+    @property
+    def num_draft_tokens(self) -> int:
+        """None are drafted."""
+        return 0
+
 
 class NgramSpeculation(Section):
     """Prompt lookup (Saxena 2023): the text that followed the last n-gram the last time it occurred."""

@@ -16,6 +16,7 @@ from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
 from engine.outputs import FinishReason, RequestOutput, StepStats, TokenLogprob
 from engine.prompt_logprobs import PromptLogprobs
+from engine.sampling.logprobs import RowLogprobs
 from engine.sampling.sampler import SampledRun, Sampler, SamplingTask
 from engine.sampling_params import SamplingParams
 from engine.step_recorder import RequestRecord, StepRecorder
@@ -200,12 +201,8 @@ class EngineCore:
             request.request_id,
             token_ids=run,
             text=processed.text,
-            logprobs=(
-                None
-                if sampled.logprobs is None
-                else self._outputs.logprobs(request.request_id, sampled.logprobs[: len(run)])
-            ),
-            prompt_logprobs=self._take_prompt_logprobs(request) if is_first else None,
+            logprobs=self._token_logprobs(sampled.logprobs, len(run)),
+            prompt_logprobs=self._prompt_logprobs_of(request) if is_first else None,
             finish_reason=processed.finish_reason,
             stop_reason=processed.stop_reason,
             num_prompt_tokens=request.num_prompt_tokens,
@@ -227,11 +224,15 @@ class EngineCore:
         ]
         self._runner.cache.move([source for source, _ in moved], [target for _, target in moved])
 
-    def _take_prompt_logprobs(self, request: Request) -> tuple[TokenLogprob | None, ...] | None:
+    def _prompt_logprobs_of(self, request: Request) -> tuple[TokenLogprob | None, ...] | None:
         if not request.needs_every_row:
             return None
-        rows = self._prompt_logprobs.take(request)
-        return (None, *self._outputs.logprobs(request.request_id, rows))
+        return (None, *map(self._outputs.logprobs, self._prompt_logprobs.of(request)))
+
+    def _token_logprobs(
+        self, rows: Sequence[RowLogprobs] | None, num_kept: int
+    ) -> tuple[TokenLogprob, ...] | None:
+        return None if rows is None else tuple(map(self._outputs.logprobs, rows[:num_kept]))
 
     def _propose(self) -> None:
         """Drafts for the next step."""

@@ -37,9 +37,9 @@ class PromptLogprobs:
         if tokens:
             collected.extend(row_logprobs(rows[skip : skip + len(tokens)], tokens, num_top))
 
-    def take(self, request: Request) -> list[RowLogprobs]:
-        """What was collected, the first token's missing entry left out; may be called once."""
-        return self._collected.pop(request.request_id, [])
+    def of(self, request: Request) -> list[RowLogprobs]:
+        """What was collected; the first token, which has none, is left out."""
+        return self._collected.get(request.request_id, [])
 
     def remove(self, request_id: str) -> None:
         """Forgets a request; unknown ids are no error."""

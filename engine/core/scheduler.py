@@ -79,8 +79,7 @@ class Scheduler:
             spare = budget - num_younger
             if request.num_uncomputed_tokens == 1:
                 spare = min(spare, 1 + draft_budget)
-            item = self._fit(request, spare)
-            item = self._make_room(item, preempted)
+            item = self._make_room(self._fit(request, spare), preempted)
             if item is None:
                 break
             scheduled.append(item)
@@ -94,9 +93,9 @@ class Scheduler:
                 break
             queries += request.num_tokens
             hits += request.num_cached_tokens
-            item = self._fit(request, budget)
-            scheduled.append(item)
-            budget -= item.num_tokens
+            admitted = self._fit(request, budget)
+            scheduled.append(admitted)
+            budget -= admitted.num_tokens
         return SchedulerOutput(tuple(scheduled), tuple(preempted), queries, hits)
 
     def update(self, item: ScheduledRequest, run: Iterable[int], num_accepted: int) -> None:

@@ -1,0 +1,209 @@
+"""The same tokens with speculation on and off: every method, option, batch, chunking and preemption."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from engine.llm import LLM, Completion
+from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
+from tests.engines import METHODS, build_llm, load_tiny
+from tests.tiny import EOS
+
+PROMPTS = [
+    "one two one two one two",
+    "the cat sat on the mat, the cat sat on",
+    "abcabcabcabc",
+    "a",
+    "hello hello hello hello",
+    "x = 1\ny = 2\nx = 1\ny = 2\n",
+    "0101010101010101",
+    "zzzzzzzzzz",
+]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.8, seed=7, max_tokens=24, ignore_eos=True)
+OPTIONS = {
+    "greedy": GREEDY,
+    "greedy, both kinds of penalty": replace(GREEDY, frequency_penalty=2.0, presence_penalty=-1.0),
+    "greedy, negative frequency penalty": replace(GREEDY, frequency_penalty=-2.0),
+    "greedy, repetition penalty": replace(GREEDY, repetition_penalty=1.7),
+    "greedy, logit bias": replace(GREEDY, logit_bias=((65, 100.0), (66, -100.0), (67, 3.5))),
+    "greedy, min_tokens with EOS likely": replace(
+        GREEDY, ignore_eos=False, min_tokens=6, logit_bias=((EOS, 30.0),)
+    ),
+    "greedy, stop ids": replace(GREEDY, stop_token_ids=tuple(range(32, 90))),
+    "greedy, logprobs": replace(GREEDY, logprobs=3, prompt_logprobs=2),
+    "seeded": SEEDED,
+    "seeded, hot": replace(SEEDED, temperature=2.0, seed=-7),
+    "seeded, top_p": replace(SEEDED, top_p=0.7, seed=2**63 - 1),
+    "seeded, top_k": replace(SEEDED, top_k=5, seed=-(2**63)),
+    "seeded, min_p": replace(SEEDED, min_p=0.1, choice=3),
+    "seeded, everything": replace(
+        SEEDED,
+        top_p=0.9,
+        top_k=50,
+        min_p=0.01,
+        frequency_penalty=0.5,
+        presence_penalty=0.5,
+        repetition_penalty=1.2,
+        logit_bias=((97, 5.0), (98, -5.0)),
+        min_tokens=3,
+        ignore_eos=False,
+        logprobs=2,
+    ),
+    "seeded, one token": replace(SEEDED, max_tokens=1),
+}
+
+
+def essence(answer: Completion) -> tuple[object, ...]:
+    """What a client sees of an answer, but for floating-point numbers."""
+    tokens = [(entry.token_id, tuple(top.token_id for top in entry.top)) for entry in answer.logprobs]
+    return answer.token_ids, answer.text, answer.finish_reason, answer.stop_reason, tokens
+
+
+@cache
+def plain_answers(option: str) -> list[Completion]:
+    """Each prompt alone in a plain engine: what every other run is held against."""
+    llm = build_llm("none", prefix_caching=False)
+    return [llm.generate([prompt], OPTIONS[option])[0] for prompt in PROMPTS]
+
+
+def assert_clean(llm: LLM) -> None:
+    """Nothing runs, nothing waits, no block is held."""
+    scheduler = llm._core.scheduler
+    scheduler.check_integrity()
+    assert not scheduler.running
+    assert not scheduler.waiting
+    assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_blocks
+
+
+def accepted(answers: list[Completion]) -> int:
+    return sum(answer.speculation.num_accepted_tokens for answer in answers)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("method", METHODS)
+def test_each_option_alone_and_batched(method: str, option: str) -> None:
+    expected = [essence(answer) for answer in plain_answers(option)]
+    llm = build_llm(method)
+    alone = [llm.generate([prompt], OPTIONS[option])[0] for prompt in PROMPTS]
+    assert [essence(answer) for answer in alone] == expected
+    batched = llm.generate(PROMPTS, OPTIONS[option])
+    assert [essence(answer) for answer in batched] == expected
+    assert_clean(llm)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_drafts_are_accepted_at_all(method: str) -> None:
+    """Equality alone would also hold for a drafter that never proposes anything."""
+    answers = build_llm(method).generate(PROMPTS, GREEDY)
+    assert accepted(answers) > 20
+    steps = sum(answer.speculation.num_steps for answer in answers)
+    assert steps < sum(len(answer.token_ids) for answer in answers)
+
+
+@pytest.mark.parametrize("method", ["none", *METHODS])
+def test_mixed_options_in_one_batch(method: str) -> None:
+    mixed = list(zip(PROMPTS * 2, OPTIONS, strict=False))
+    expected = [essence(plain_answers(option)[PROMPTS.index(prompt)]) for prompt, option in mixed]
+    llm = build_llm(method)
+    answers = llm.generate([prompt for prompt, _ in mixed], [OPTIONS[option] for _, option in mixed])
+    assert [essence(answer) for answer in answers] == expected
+    assert_clean(llm)
+
+
+@pytest.mark.parametrize("budget", [8, 11, 17])
+@pytest.mark.parametrize("method", ["none", *METHODS])
+def test_chunked_prompts_and_tight_budgets(method: str, budget: int) -> None:
+    expected = [essence(answer) for answer in plain_answers("seeded, top_p")]
+    llm = build_llm(method, max_num_batched_tokens=budget)
+    answers = llm.generate(PROMPTS, OPTIONS["seeded, top_p"])
+    assert [essence(answer) for answer in answers] == expected
+    assert_clean(llm)
+
+
+@pytest.mark.parametrize("option", ["greedy", "seeded, everything", "greedy, logprobs"])
+@pytest.mark.parametrize("method", ["none", *METHODS])
+def test_preemption_changes_nothing(method: str, option: str) -> None:
+    expected = [essence(answer) for answer in plain_answers(option)]
+    llm = build_llm(method, num_kv_blocks=33)
+    core = llm._core
+    taken = []
+    core.take_stats, take = lambda: taken.append(take()) or taken[-1], core.take_stats  # type: ignore
+    answers = llm.generate(PROMPTS, OPTIONS[option])
+    assert [essence(answer) for answer in answers] == expected
+    assert sum(stats.num_preemptions for stats in taken) > 0
+    assert_clean(llm)
+
+
+@pytest.mark.parametrize("method", ["none", *METHODS])
+def test_prefix_cache_hits_change_nothing(method: str) -> None:
+    expected = [essence(answer) for answer in plain_answers("seeded, min_p")]
+    llm = build_llm(method)
+    llm.generate(PROMPTS, OPTIONS["seeded, min_p"])
+    again = llm.generate(PROMPTS, OPTIONS["seeded, min_p"])
+    assert [essence(answer) for answer in again] == expected
+    assert sum(answer.num_cached_tokens for answer in again) > 100
+    # A longer conversation over the same beginning finds the answer in the cache, too.
+    longer = PROMPTS[1] + again[1].text + " and then"
+    [from_cache] = llm.generate([longer], GREEDY)
+    [fresh] = build_llm("none", prefix_caching=False).generate([longer], GREEDY)
+    assert essence(from_cache) == essence(fresh)
+    assert_clean(llm)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rejection_rule_is_the_match_rule_where_greedy(method: str) -> None:
+    wishes = replace(GREEDY, speculation=SpeculationParams(acceptance=Acceptance.REJECTION))
+    answers = build_llm(method).generate(PROMPTS, wishes)
+    assert [essence(answer) for answer in answers] == [essence(a) for a in plain_answers("greedy")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_draft_tokens", [1, 2, 7, 16])
+def test_any_number_of_draft_tokens(method: str, num_draft_tokens: int) -> None:
+    wishes = replace(SEEDED, speculation=SpeculationParams(num_draft_tokens=num_draft_tokens))
+    answers = build_llm(method).generate(PROMPTS, wishes)
+    assert [essence(answer) for answer in answers] == [essence(a) for a in plain_answers("seeded")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_speculation_switched_off_per_request(method: str) -> None:
+    off = replace(SEEDED, speculation=SpeculationParams(enabled=False))
+    answers = build_llm(method).generate(PROMPTS * 2, [off] * len(PROMPTS) + [SEEDED] * len(PROMPTS))
+    expected = [essence(answer) for answer in plain_answers("seeded")]
+    assert [essence(answer) for answer in answers] == expected * 2
+    assert all(answer.speculation.num_draft_tokens == 0 for answer in answers[: len(PROMPTS)])
+    assert sum(answer.speculation.num_draft_tokens for answer in answers[len(PROMPTS) :]) > 0
+
+
+@pytest.mark.parametrize("arch", ["mistral", "gemma2", "gemma3_text", "gpt2", "gpt_oss", "mixtral"])
+@pytest.mark.parametrize("method", METHODS)
+def test_other_architectures(method: str, arch: str) -> None:
+    target = load_tiny(arch)
+    draft = load_tiny(arch, noise=0.05)
+    plain = build_llm("none", target=target).generate(PROMPTS, GREEDY)
+    answers = build_llm(method, target=target, draft=draft).generate(PROMPTS, GREEDY)
+    assert [essence(answer) for answer in answers] == [essence(answer) for answer in plain]
+    assert accepted(answers) > 0
+
+
+def test_aborted_neighbours_change_nothing() -> None:
+    expected = [essence(answer) for answer in plain_answers("seeded")]
+    llm = build_llm("draft_model", num_kv_blocks=40)
+    core = llm._core
+    answers = {f"kept-{i}": Completion([]) for i in range(4)}
+    for i in range(4):
+        core.add_request(f"kept-{i}", llm.tokenizer.encode(PROMPTS[i]), SEEDED)
+        core.add_request(f"gone-{i}", llm.tokenizer.encode(PROMPTS[7 - i]), SEEDED)
+    step = 0
+    while core.has_work:
+        for output in core.step():
+            if output.request_id in answers:
+                answers[output.request_id].add(output)
+        core.scheduler.check_integrity()
+        if step % 2 == 0 and step // 2 < 4:
+            core.abort(f"gone-{step // 2}")
+        step += 1
+    assert [essence(answer) for answer in answers.values()] == expected[:4]
+    assert_clean(llm)

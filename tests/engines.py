@@ -1,0 +1,69 @@
+"""Engines around tiny models, for the tests of everything above the models."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.config import (
+    CacheConfig,
+    DraftModelSpeculation,
+    EngineConfig,
+    NgramSpeculation,
+    NoSpeculation,
+    SchedulerConfig,
+)
+from engine.factory import assemble
+from engine.llm import LLM
+from engine.model.loaded_model import LoadedModel
+from engine.model.loader import wrap_model
+from engine.speculation.base import Speculator
+from tests.tiny import byte_tokenizer, tiny_model
+
+METHODS = ("ngram", "draft_model")
+
+
+def load_tiny(
+    arch: str = "llama", seed: int = 0, *, max_model_len: int = 128, noise: float = 0.0, **config: Any
+) -> LoadedModel:
+    """A tiny model as the loader would hand it out; noise moves its weights, for drafts that often agree."""
+    module = tiny_model(arch, seed, **config)
+    if noise:
+        add_noise(module, noise)
+    return wrap_model(module, byte_tokenizer(), name="tiny", max_model_len=max_model_len)
+
+
+def add_noise(module: PreTrainedModel, scale: float) -> None:
+    """Moves every weight by a normal deviate of `scale` times the weight's own standard deviation."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in module.parameters():
+        deviation = parameter.std() if parameter.numel() > 1 else torch.tensor(0.0)
+        parameter.data += torch.randn(parameter.shape, generator=generator) * deviation * scale
+
+
+def build_llm(
+    method: str = "none",
+    *,
+    target: LoadedModel | None = None,
+    draft: LoadedModel | None = None,
+    speculator: Speculator | None = None,
+    num_draft_tokens: int = 4,
+    num_kv_blocks: int = 256,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 256,
+    prefix_caching: bool = True,
+    block_size: int = 4,
+) -> LLM:
+    """An engine with room to spare; tests make it small where they need it small."""
+    speculation: NoSpeculation | NgramSpeculation | DraftModelSpeculation = NoSpeculation()
+    if method == "ngram":
+        speculation = NgramSpeculation(num_draft_tokens=num_draft_tokens, ngram_min=1)
+    elif method == "draft_model":
+        speculation = DraftModelSpeculation(draft_model="tiny", num_draft_tokens=num_draft_tokens)
+        draft = draft or load_tiny(noise=0.1)
+    config = EngineConfig(
+        cache=CacheConfig(block_size=block_size, num_kv_blocks=num_kv_blocks, prefix_caching=prefix_caching),
+        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+        speculation=speculation,
+    )
+    return LLM(assemble(config, target or load_tiny(), draft, speculator))
