@@ -94,11 +94,11 @@ def load_config(
         ConfigError: A source cannot be read, holds an unknown key, or the settings do not hold.
     """
     origin = CONFIG_VARIABLE if file is None else "--config"
-    path = environ.get(CONFIG_VARIABLE) if file is None else file
+    path = environ.get(CONFIG_VARIABLE) or None if file is None else file
     merged: Settings = {}
     chosen: Setting | None = None
     for settings in (
-        _file_settings(Path(path), origin) if path else {},
+        {} if path is None else _file_settings(Path(path), origin),
         _environment_settings(environ),
         _flag_settings(flags),
     ):

@@ -1,0 +1,86 @@
+"""Socket and web server: from the address in the settings to an app that runs until a signal."""
+
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from engine.errors import StartupError
+
+log = logging.getLogger(__name__)
+
+# Longer than nginx keeps an idle connection to an upstream (60 s), so that it is the proxy who hangs up.
+# The other way round a request can be sent into a connection that is just being closed.
+KEEP_ALIVE_SECONDS = 75
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address but not listening yet: clients are refused until the server is up.
+
+    Raises:
+        StartupError: The address cannot be had. Said before the model is loaded, not after.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise StartupError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --host and --port"
+        ) from error
+    return listener
+
+
+def run_app(app: Any, listener: socket.socket, shutdown_grace_seconds: int) -> None:
+    """Runs an ASGI app on a bound socket until SIGTERM or Ctrl+C, then returns.
+
+    No connection is taken any more from then on; requests that are running get the grace time to finish
+    and are cancelled after it.
+
+    Raises:
+        StartupError: The app did not start.
+    """
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=shutdown_grace_seconds,
+    )
+    server = _Server(config)
+    with _signals_swallowed():
+        server.run(sockets=[listener])
+    if not server.started:
+        raise StartupError("the web application did not start; the log says why")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, saying where it listens in our words."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or [] if self.started else []:
+            host, port = listener.getsockname()[:2]
+            log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+
+@contextmanager
+def _signals_swallowed() -> Iterator[None]:
+    """Keeps the process alive past uvicorn's end, so that what was opened before it can be closed.
+
+    While it runs, uvicorn handles the signals; when it is done, it raises those it got once more for
+    the handlers it found, and the usual ones would end the process there.
+    """
+    stops = (signal.SIGINT, signal.SIGTERM)
+    previous = {stop: signal.signal(stop, lambda number, frame: None) for stop in stops}
+    try:
+        yield
+    finally:
+        for stop, handler in previous.items():
+            signal.signal(stop, handler)

@@ -1,0 +1,228 @@
+"""The merge of file, environment and flags, and what its errors say."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.config import DraftModelSpeculation, NgramSpeculation, NoSpeculation
+from server.config import OPTIONS, ConfigError, ServerConfig, load_config
+from server.options import flag_of, variable_of
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Path:
+    return tmp_path / "serve.yaml"
+
+
+def error_of(
+    flags: dict[str, object] | None = None, environ: dict[str, str] | None = None, file: str | None = None
+) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(flags or {}, environ or {}, file)
+    return str(caught.value)
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert load_config({}, {}).config == ServerConfig()
+    assert load_config({}, {}).notes == ()
+
+
+def test_flags_win_over_environment_over_file(yaml_file: Path) -> None:
+    yaml_file.write_text("port: 1\nblock_size: 2\nmax_num_seqs: 3\n")
+    environ = {"OUTRIDER_BLOCK_SIZE": "20", "OUTRIDER_MAX_NUM_SEQS": "30"}
+    config = load_config({"max_num_seqs": "300"}, environ, str(yaml_file)).config
+    assert config.http.port == 1
+    assert config.engine.cache.block_size == 20
+    assert config.engine.scheduler.max_num_seqs == 300
+
+
+def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> None:
+    samples = {
+        "dtype": "bfloat16",
+        "linear_weights": "plain",
+        "log_level": "debug",
+        "root_path": "/llm",
+        "speculation": "draft_model",
+    }
+    foreign = {"ngram_min", "ngram_max", "num_kv_blocks"}
+    flat: dict[str, object] = {}
+    for option in OPTIONS.options.values():
+        if option.name not in foreign:
+            text = option.default.split()[0] if option.default else "7"
+            flat[option.name] = samples.get(option.name, {"on": "false", "off": "true"}.get(text, text))
+    yaml_file.write_text("".join(f"{name}: '{value}'\n" for name, value in flat.items()))
+    by_flags = load_config(flat, {}).config
+    assert load_config({}, {variable_of(name): str(value) for name, value in flat.items()}).config == by_flags
+    assert load_config({}, {}, str(yaml_file)).config == by_flags
+    assert by_flags.http.root_path == "/llm"
+    assert by_flags.engine.model.offline
+    assert not by_flags.engine.cache.prefix_caching
+    assert by_flags.engine.speculation == DraftModelSpeculation(
+        draft_model="7", draft_revision="7", num_draft_tokens=5
+    )
+
+
+def test_the_file_can_be_named_in_the_environment(yaml_file: Path, tmp_path: Path) -> None:
+    yaml_file.write_text("port: 1\n")
+    other = tmp_path / "other.yaml"
+    other.write_text("port: 2\n")
+    environ = {"OUTRIDER_CONFIG": str(yaml_file)}
+    assert load_config({}, environ).config.http.port == 1
+    assert load_config({}, environ, str(other)).config.http.port == 2
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n", "---\n", "revision:\nkv_cache_gb: null\n"])
+def test_an_empty_file_and_open_optional_keys_are_the_defaults(yaml_file: Path, content: str) -> None:
+    yaml_file.write_text(content)
+    assert load_config({}, {}, str(yaml_file)).config == ServerConfig()
+
+
+def test_an_empty_variable_is_not_set_and_foreign_ones_are_ignored() -> None:
+    environ = {"OUTRIDER_PORT": "", "OUTRIDER_CONFIG": "", "PATH": "/bin", "OUTRIDERS": "x"}
+    assert load_config({}, environ).config == ServerConfig()
+
+
+def test_home_is_expanded_where_no_shell_did_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert load_config({"model": "~/m"}, {}).config.engine.model.model == "/home/ada/m"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("prt: 1", "unknown key prt: did you mean port?"),
+        ("max-model-len: 9", "unknown key max-model-len: did you mean max_model_len?"),
+        ("zzzzzz: 9", "unknown key zzzzzz: see outrider serve --help"),
+        ("1: 9", "unknown key 1: see outrider serve --help"),
+        ("port: eighty", "port must be a valid integer, unable to parse string as an integer, got 'eighty'"),
+        ("port: [1]", "port must be a valid integer, got [1]"),
+        ("port:", "port has no value: give it one or remove the line"),
+        ("port: ''", "port is empty: give it a value or leave it out"),
+        ("port: yes", "port is not a switch, got True (YAML reads on, off, yes and no as that)"),
+        ("speculation: off", "speculation is not a switch, got False"),
+        ("speculation: eagle", "speculation must be one of none, ngram, draft_model, got 'eagle'"),
+        (
+            "speculation: {method: ngram}",
+            "speculation must be one of none, ngram, draft_model, got {'method'",
+        ),
+        ("kv_cache_gb: .inf", "kv_cache_gb must be a finite number, got inf"),
+        ("kv_cache_gb: .nan", "kv_cache_gb must be a finite number, got nan"),
+        ("root_path: llm", "root_path must start with a slash and not end with one, got 'llm'"),
+        ("model: 7", "model must be a valid string, got 7"),
+        ("port: 1\nport: 2", "not valid YAML: port is given more than once"),
+        ("port: [", "not valid YAML: while parsing"),
+        ("- port", "must hold lines of `name: value`, got ['port']"),
+    ],
+)
+def test_a_faulty_file_is_refused_by_name(yaml_file: Path, content: str, message: str) -> None:
+    yaml_file.write_text(content + "\n")
+    error = error_of(file=str(yaml_file))
+    assert error.startswith(f"{yaml_file}: ")
+    assert message in error
+    assert "\n" not in error
+
+
+def test_a_file_that_cannot_be_read_names_who_asked_for_it(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.yaml")
+    assert error_of(file=missing) == f"--config: cannot read {missing}: No such file or directory"
+    assert error_of(environ={"OUTRIDER_CONFIG": str(tmp_path)}).startswith("OUTRIDER_CONFIG: cannot read")
+    assert error_of(file="").startswith("--config: ")
+
+
+def test_faulty_variables_and_flags_are_refused_by_name() -> None:
+    assert error_of(environ={"OUTRIDER_PRT": "1"}) == (
+        "unknown environment variable OUTRIDER_PRT: did you mean OUTRIDER_PORT?"
+    )
+    assert error_of(environ={"OUTRIDER_port": "1"}).endswith("did you mean OUTRIDER_PORT?")
+    assert error_of(environ={"OUTRIDER_PORT": "70000"}) == (
+        "OUTRIDER_PORT: port must be less than or equal to 65535, got '70000'"
+    )
+    assert error_of({"offline": "perhaps"}).startswith("--offline: offline must be a valid boolean")
+    assert error_of({"model": ""}) == "--model: model is empty: give it a value or leave it out"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OUTRIDER_PORT", "tcp://10.0.0.1:8000"), ("OUTRIDER_SERVICE_HOST", "10.0.0.1")],
+)
+def test_variables_that_kubernetes_adds_are_explained(variable: str, value: str) -> None:
+    error = error_of(environ={variable: value})
+    assert variable in error
+    assert "enableServiceLinks: false" in error
+
+
+def test_all_faulty_values_are_reported_a_line_each() -> None:
+    error = error_of({"port": "x"}, {"OUTRIDER_DTYPE": "fp8"})
+    assert [line.split(":")[0] for line in error.splitlines()] == ["--port", "OUTRIDER_DTYPE"]
+
+
+def test_settings_that_exclude_each_other_name_both_sources() -> None:
+    error = error_of({"num_kv_blocks": "8"}, {"OUTRIDER_KV_CACHE_GB": "1"})
+    assert "num_kv_blocks from --num-kv-blocks" in error
+    assert "kv_cache_gb from OUTRIDER_KV_CACHE_GB" in error
+
+
+def test_speculation_is_the_name_of_the_method() -> None:
+    assert load_config({"speculation": "none"}, {}).config.engine.speculation == NoSpeculation()
+    ngram = load_config({"speculation": "ngram", "ngram_max": "4"}, {}).config.engine.speculation
+    assert ngram == NgramSpeculation(ngram_max=4)
+    # Without a choice, a setting of the default's own is fine.
+    assert load_config({"ngram_max": "4"}, {}).config.engine.speculation == ngram
+
+
+def test_a_draft_model_means_draft_model_speculation(yaml_file: Path) -> None:
+    yaml_file.write_text("speculation: ngram\nngram_max: 4\n")
+    loaded = load_config({"draft_model": "d"}, {}, str(yaml_file))
+    assert loaded.config.engine.speculation == DraftModelSpeculation(draft_model="d")
+    assert loaded.notes == (
+        f"ngram_max from {yaml_file} is left out: speculation is draft_model (--draft-model)",
+    )
+
+
+def test_a_later_choice_drops_what_earlier_sources_set_for_another(yaml_file: Path) -> None:
+    yaml_file.write_text("draft_model: d\nnum_draft_tokens: 7\n")
+    loaded = load_config({"speculation": "ngram"}, {"OUTRIDER_DRAFT_REVISION": "main"}, str(yaml_file))
+    assert loaded.config.engine.speculation == NgramSpeculation(num_draft_tokens=7)
+    assert [note.split()[0] for note in loaded.notes] == ["draft_model", "draft_revision"]
+    loaded = load_config({"speculation": "none"}, {}, str(yaml_file))
+    assert [note.split()[0] for note in loaded.notes] == ["draft_model", "num_draft_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "message"),
+    [
+        (
+            {"speculation": "ngram", "draft_model": "d"},
+            {},
+            "--draft-model: draft_model is for draft_model, but speculation is ngram (--speculation)",
+        ),
+        (
+            {"ngram_max": "4"},
+            {"OUTRIDER_SPECULATION": "none"},
+            "--ngram-max: ngram_max is for ngram, but speculation is none (OUTRIDER_SPECULATION)",
+        ),
+        (
+            {"draft_revision": "main"},
+            {},
+            "--draft-revision: draft_revision is for draft_model, but speculation is ngram (the default)",
+        ),
+        ({"speculation": "draft_model"}, {}, "speculation draft_model needs draft_model: give --draft-model"),
+        (
+            {"num_draft_tokens": "64"},
+            {},
+            "--num-draft-tokens: num_draft_tokens must be less than or equal to 63, got '64'",
+        ),
+    ],
+)
+def test_a_setting_of_another_speculation_is_refused(
+    flags: dict[str, object], environ: dict[str, str], message: str
+) -> None:
+    assert error_of(flags, environ) == message
+
+
+def test_flat_names_are_unique_and_described() -> None:
+    assert {"model", "port", "speculation", "draft_model", "ngram_min"} <= OPTIONS.options.keys()
+    for option in OPTIONS.options.values():
+        assert option.description, option.name
+        assert flag_of(option.name).removeprefix("--").replace("-", "_") == option.name
+    assert OPTIONS.options["num_draft_tokens"].default == "5 with ngram, 4 with draft_model"

@@ -1,0 +1,110 @@
+"""The web server around the app: addresses, signals, the end."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from engine.errors import StartupError
+from server.listening import bind
+
+# A server whose answer comes in two parts, a pause between them; `closed` is printed after uvicorn's end.
+SCRIPT = """
+import asyncio, sys
+from server.listening import bind, run_app
+from server.log_setup import configure_logging
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        raise RuntimeError("no lifespan") if sys.argv[2] == "broken" else NotImplementedError
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"first ", "more_body": True})
+    await asyncio.sleep(float(scope["path"].strip("/") or 0))
+    await send({"type": "http.response.body", "body": b"last"})
+
+configure_logging("info")
+with bind("127.0.0.1", 0) as listener:
+    print(listener.getsockname()[1], flush=True)
+    run_app(app, listener, shutdown_grace_seconds=int(sys.argv[1]))
+print("closed", flush=True)
+"""
+
+
+@contextmanager
+def running(grace_seconds: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(grace_seconds), "fine"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout
+        port = int(process.stdout.readline())
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.02)
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def stream_while_stopping(process: subprocess.Popen[str], url: str, stop: signal.Signals) -> list[bytes]:
+    """The parts of one streamed answer, the signal being sent after the first of them."""
+    parts: list[bytes] = []
+    with httpx.stream("GET", url, timeout=10) as response:
+        for part in response.iter_raw():
+            if not parts:
+                process.send_signal(stop)
+            parts.append(part)
+    return parts
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_answers_finish_and_what_follows_is_still_done(stop: signal.Signals) -> None:
+    with running(grace_seconds=10) as (process, url):
+        assert b"".join(stream_while_stopping(process, f"{url}/0.5", stop)) == b"first last"
+        out, err = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert out == "closed\n"
+    assert "INFO    server.listening: listening on http://127.0.0.1:" in err
+    assert "Traceback" not in err
+
+
+def test_the_grace_time_has_an_end() -> None:
+    with running(grace_seconds=1) as (process, url):
+        start = time.monotonic()
+        with pytest.raises(httpx.RemoteProtocolError):
+            stream_while_stopping(process, f"{url}/60", signal.SIGTERM)
+        out, _ = process.communicate(timeout=10)
+    assert 0.9 < time.monotonic() - start < 8
+    assert process.returncode == 0
+    assert out == "closed\n"
+
+
+def test_a_taken_address_is_a_startup_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartupError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*--port"):
+            bind("127.0.0.1", port)
+
+
+def test_an_unknown_host_is_a_startup_error() -> None:
+    with pytest.raises(StartupError, match=r"cannot listen on 203\.0\.113\.1:0"):
+        bind("203.0.113.1", 0)
+
+
+def test_a_bound_socket_refuses_until_the_server_is_up() -> None:
+    with bind("127.0.0.1", 0) as listener, socket.socket() as client:
+        assert client.connect_ex(listener.getsockname()) != 0
