@@ -1,0 +1,131 @@
+"""The HTTP application."""
+
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from engine.client import EngineClient
+from engine.sampling_params import MAX_LOGPROBS
+from server import __version__
+from server.errors import add_exception_handlers
+from server.metrics import Metrics
+from server.middleware import (
+    BodyLimitMiddleware,
+    ErrorMiddleware,
+    HttpMetricsMiddleware,
+    RequestIdMiddleware,
+)
+from server.protocol.chat import ChatCompletionChunk, ChatCompletionRequest
+from server.protocol.completion import CompletionRequest
+from server.routes.generation import generation_router
+from server.routes.models import models_router
+from server.routes.probes import probes_router
+from server.services.admission import Admission
+from server.services.chat import ChatService
+from server.services.completion import CompletionService
+from server.services.limits import Limits
+from server.services.models import ModelService
+
+
+@dataclass(frozen=True, slots=True)
+class AppSettings:
+    """What the operator decides about the HTTP side.
+
+    Attributes:
+        served_model_name: The model's name for clients; None takes the engine's, which works in any case.
+        root_path: Path prefix that a proxy in front strips.
+        max_body_bytes: Longest request body.
+        max_logprobs: Alternatives per token that a request may ask for.
+        max_choices: Answers that one request may ask for: prompts times n.
+    """
+
+    served_model_name: str | None = None
+    root_path: str = ""
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_logprobs: int = MAX_LOGPROBS
+    max_choices: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AppState:
+    """What whoever runs the app may reach, at `app.state.outrider`.
+
+    Attributes:
+        admission: The door; set its `draining` to take no new requests.
+    """
+
+    admission: Admission
+
+
+def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) -> FastAPI:
+    """The application in front of an engine.
+
+    Args:
+        engine: Serves the requests; who runs it subscribes `metrics.listener` to it.
+        settings: What the operator decided.
+        metrics: Counts HTTP requests, and has what /metrics shows.
+    """
+    models = ModelService(engine, settings.served_model_name)
+    limits = Limits(settings.max_logprobs, settings.max_choices)
+    admission = Admission(engine)
+    app = FastAPI(
+        title="Outrider",
+        version=__version__,
+        summary="OpenAI-compatible API with lossless speculative decoding.",
+        root_path=settings.root_path,
+        redirect_slashes=False,
+        redoc_url=None,
+        middleware=[
+            Middleware(RequestIdMiddleware),
+            Middleware(HttpMetricsMiddleware, observer=metrics),
+            Middleware(ErrorMiddleware),
+            Middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes),
+        ],
+    )
+    app.state.outrider = AppState(admission)
+    add_exception_handlers(app)
+    routers = (
+        generation_router(
+            CompletionService(engine, models, limits), ChatService(engine, models, limits), admission
+        ),
+        models_router(models),
+        probes_router(admission, metrics),
+    )
+    routes = [*app.routes, *(route for router in routers for route in router.routes)]
+    metrics.watch_routes(
+        (route.path_format, method)
+        for route in routes
+        if isinstance(route, Route)
+        for method in route.methods or ()
+    )
+    for router in routers:
+        app.include_router(router)
+    app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
+    return app
+
+
+def _schema(app: FastAPI) -> dict[str, object]:
+    """FastAPI's schema, with the bodies that handlers read themselves, and without its own 422."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        _, bodies = models_json_schema(
+            [
+                (CompletionRequest, "validation"),
+                (ChatCompletionRequest, "validation"),
+                (ChatCompletionChunk, "serialization"),
+            ],
+            ref_template="#/components/schemas/{model}",
+        )
+        components = schema["components"]["schemas"]
+        components.update(bodies["$defs"])
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for unused in ("HTTPValidationError", "ValidationError"):
+            components.pop(unused, None)
+        app.openapi_schema = schema
+    return app.openapi_schema

@@ -1,0 +1,118 @@
+"""What the requests of both endpoints have in common."""
+
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from engine.sampling_params import MAX_DRAFT_TOKENS, SEED_MAX, SEED_MIN
+from server.protocol.fields import LogitBias, StopStrings
+from server.protocol.refused import REFUSED_IN_STREAM_OPTIONS, RefusedField, refuse
+
+MAX_CHOICES = 128
+
+
+class RequestModel(BaseModel):
+    """A part of a request: strict types, no NaN, and null means the same as leaving the key out."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+    refused_fields: ClassVar[tuple[RefusedField, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_keys(cls, values: object) -> object:
+        if not isinstance(values, dict):
+            return values
+        refuse(values, cls.refused_fields)
+        return {key: value for key, value in values.items() if value is not None}
+
+
+class StreamOptions(RequestModel):
+    """Options of a streamed answer."""
+
+    refused_fields: ClassVar[tuple[RefusedField, ...]] = REFUSED_IN_STREAM_OPTIONS
+
+    include_usage: bool = Field(
+        False, description="Send the usage in one more chunk, without choices, before [DONE]."
+    )
+
+
+class SpeculationOptions(RequestModel):
+    """One request's say in its speculation; unknown keys are refused.
+
+    The text is the same whatever is set here, but for rejection at a temperature above 0, which keeps the
+    distribution and not the text.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool = Field(True, description="false decodes this request plainly.")
+    num_draft_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_DRAFT_TOKENS,
+        description="Draft tokens per step; default: the server's setting.",
+    )
+    acceptance: Literal["match", "rejection"] = Field(
+        "match",
+        description="match: the text is a function of prompt, parameters and seed alone. rejection: the "
+        "ratio rule of Leviathan et al. 2023; the text of a seed then depends on the draft.",
+    )
+
+
+class GenerationRequest(RequestModel):
+    """The fields of both endpoints."""
+
+    model: str | None = Field(
+        None, description="A name that /v1/models lists; default: the model that is served."
+    )
+    temperature: float = Field(
+        1.0, ge=0, le=2, description="0 takes the most likely token, always; 1 samples the model's law."
+    )
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Sample from the likeliest tokens that together have this probability."
+    )
+    top_k: int = Field(0, ge=0, description="Sample from this many likeliest tokens; 0 is off.")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="Leave out tokens less likely than this share of the likeliest."
+    )
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers per prompt; they share the prompt's cache.")
+    stop: StopStrings = Field(
+        (), description="Up to 4 strings that end the answer; the text is cut before the first of them."
+    )
+    seed: int | None = Field(
+        None,
+        ge=SEED_MIN,
+        le=SEED_MAX,
+        description="The same seed gives the same text, in any batch, with speculation or without; "
+        "the n answers differ. Default: drawn at random, once per prompt.",
+    )
+    presence_penalty: float = Field(
+        0.0, ge=-2, le=2, description="Subtracted from the logits of tokens that the answer already has."
+    )
+    frequency_penalty: float = Field(
+        0.0, ge=-2, le=2, description="The same, times how often the answer has the token."
+    )
+    repetition_penalty: float = Field(
+        1.0, gt=0, description="Divides the logits of tokens in prompt and answer (Hugging Face's); 1 is off."
+    )
+    logit_bias: LogitBias = Field((), description="Token ids and what is added to their logits, -100 to 100.")
+    min_tokens: int = Field(0, ge=0, description="Tokens before which the answer may not end by itself.")
+    ignore_eos: bool = Field(False, description="Go on past the model's end-of-text tokens.")
+    stop_token_ids: list[int] = Field(
+        [], description="Token ids that end the answer as the model's own end-of-text does."
+    )
+    skip_special_tokens: bool = Field(True, description="Leave special tokens out of the text.")
+    include_stop_str_in_output: bool = Field(False, description="Keep the stop string that ended the answer.")
+    speculation: SpeculationOptions = Field(
+        SpeculationOptions(), description="How this request's tokens are speculated."
+    )
+    stream: bool = Field(
+        False,
+        description="Send the answer as server-sent events while it grows, [DONE] at the end. An error after "
+        "the first event comes as an event with an error object; no [DONE] follows it.",
+    )
+    stream_options: StreamOptions = Field(
+        StreamOptions(), description="Options of a streamed answer; ignored without stream."
+    )
+    user: str | None = Field(None, description="Taken for compatibility; has no effect, here as at OpenAI.")

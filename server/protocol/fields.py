@@ -1,0 +1,151 @@
+"""Field types that take more than one JSON shape, read by hand so that each error is one clear sentence."""
+
+from typing import Annotated, cast
+
+from pydantic import PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+PromptInput = str | tuple[int, ...]
+
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+
+def _is_token_ids(value: object) -> bool:
+    # type() and not isinstance(): True is an int to Python, and no token id to anyone.
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _read_prompts(value: object) -> tuple[PromptInput, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if _is_token_ids(value):
+        return (tuple(cast(list[int], value)),)
+    if isinstance(value, list):
+        if not value or [] in value:
+            raise PydanticCustomError("empty", "must not be empty: the model needs a token to start from")
+        if all(isinstance(item, str) for item in value):
+            return tuple(value)
+        if all(_is_token_ids(item) for item in value):
+            return tuple(tuple(item) for item in value)
+    raise PydanticCustomError(
+        "prompt_type",
+        "must be a string, a list of strings, a list of token ids (integers) or a list of such lists",
+    )
+
+
+def _read_stop(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise PydanticCustomError("stop_type", "must be a string or a list of strings")
+
+
+def _read_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, dict):
+        raise PydanticCustomError("logit_bias_type", 'must map token ids to biases, such as {"42": -100}')
+    return tuple((_read_token_id(key), _read_bias(key, bias)) for key, bias in value.items())
+
+
+def _read_token_id(key: str) -> int:
+    # One spelling per id, so that no two keys can mean the same token; the length keeps int() cheap.
+    if len(key) <= 10 and key.isascii() and key.isdecimal() and str(int(key)) == key:
+        return int(key)
+    raise PydanticCustomError(
+        "logit_bias_key", "keys must be token ids such as \"42\", got '{key}'", {"key": key[:40]}
+    )
+
+
+def _read_bias(key: str, bias: object) -> float:
+    if type(bias) in (int, float) and -100 <= cast(float, bias) <= 100:
+        return float(cast(float, bias))
+    raise PydanticCustomError(
+        "logit_bias_value",
+        "the bias of token {key} must be a number between -100 and 100, got {bias}",
+        {"key": key, "bias": repr(bias)[:40]},
+    )
+
+
+def _read_content(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("content_type", "must be a string or a list of text parts")
+    return "\n".join(_read_part(index, part) for index, part in enumerate(value))
+
+
+def _read_part(index: int, part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        raise PydanticCustomError(
+            "content_part", "part {index} must be an object with a type", {"index": index}
+        )
+    if kind != "text":
+        raise PydanticCustomError(
+            "content_part",
+            "part {index} is of type '{kind}', but this server reads text only",
+            {"index": index, "kind": kind[:40]},
+        )
+    if not isinstance(part.get("text"), str):
+        raise PydanticCustomError(
+            "content_part", "part {index} must have its text as a string", {"index": index}
+        )
+    return cast(str, part["text"])
+
+
+Prompts = Annotated[
+    tuple[PromptInput, ...],
+    PlainValidator(_read_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                _TOKEN_IDS,
+                {"type": "array", "items": _TOKEN_IDS, "minItems": 1},
+            ]
+        }
+    ),
+]
+
+StopStrings = Annotated[
+    tuple[str, ...],
+    PlainValidator(_read_stop),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 4},
+            ]
+        }
+    ),
+]
+
+LogitBias = Annotated[
+    tuple[tuple[int, float], ...],
+    PlainValidator(_read_logit_bias),
+    WithJsonSchema(
+        {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}
+    ),
+]
+
+TextContent = Annotated[
+    str,
+    PlainValidator(_read_content),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "type": "object",
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                        "required": ["type", "text"],
+                    },
+                },
+            ]
+        }
+    ),
+]

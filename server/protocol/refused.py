@@ -1,0 +1,109 @@
+"""Fields that other servers know and this one does not implement.
+
+Dropping one of them would give an answer that the client did not ask for, so each is refused by name
+unless its value asks for nothing. Keys that are not listed cannot change what is generated (metadata,
+store, service_tier, parallel_tool_calls, a client's own x_trace, ...): those are ignored.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pydantic_core import PydanticCustomError
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedField:
+    """A field that is refused unless it asks for nothing.
+
+    Attributes:
+        name: Its key.
+        harmless: Values, besides null, that ask for nothing.
+        hint: What the client can do about it.
+    """
+
+    name: str
+    harmless: tuple[object, ...] = ()
+    hint: str = "leave it out"
+
+
+_NO_TOOLS = "this server calls no tools yet; leave it out"
+_NO_GRAMMAR = "this server does not constrain the answer's format yet; leave it out"
+_NO_AUDIO = "this server reads and writes text only"
+_TEMPLATE = "the model's own chat template is always used; leave it out"
+
+REFUSED_EVERYWHERE = (
+    RefusedField("response_format", ({"type": "text"},), _NO_GRAMMAR),
+    RefusedField("structured_outputs", (), _NO_GRAMMAR),
+    RefusedField("guided_json", (), _NO_GRAMMAR),
+    RefusedField("guided_regex", (), _NO_GRAMMAR),
+    RefusedField("guided_choice", (), _NO_GRAMMAR),
+    RefusedField("guided_grammar", (), _NO_GRAMMAR),
+    RefusedField("json_schema", (), _NO_GRAMMAR),
+    RefusedField("regex", (), _NO_GRAMMAR),
+    RefusedField("ebnf", (), _NO_GRAMMAR),
+    RefusedField("grammar", ("",), _NO_GRAMMAR),
+    RefusedField("prediction", (), "this server takes no predicted outputs yet; leave it out"),
+    RefusedField("logits_processors", ([],)),
+    RefusedField("custom_logit_processor", ()),
+    RefusedField("bad_words", ([],), "use logit_bias"),
+    RefusedField("allowed_token_ids", (), "use logit_bias"),
+    RefusedField("use_beam_search", (False,)),
+    RefusedField("length_penalty", (1.0,)),
+    RefusedField("typical_p", (1.0,)),
+    RefusedField("mirostat", (0,)),
+    RefusedField("truncate_prompt_tokens", (), "shorten the prompt"),
+    RefusedField("prompt_logprobs", (), "use echo with logprobs at /v1/completions"),
+    RefusedField("return_token_ids", (False,)),
+)
+
+REFUSED_IN_CHAT = (
+    *REFUSED_EVERYWHERE,
+    RefusedField("tools", ([],), _NO_TOOLS),
+    RefusedField("tool_choice", ("none",), _NO_TOOLS),
+    RefusedField("functions", ([],), _NO_TOOLS),
+    RefusedField("function_call", ("none",), _NO_TOOLS),
+    RefusedField("modalities", (["text"], []), _NO_AUDIO),
+    RefusedField("audio", (), _NO_AUDIO),
+    # Both steer models that were trained for it; what they mean by default is what happens here.
+    RefusedField("reasoning_effort", ("none",), "say in a message how much to think"),
+    RefusedField("verbosity", ("medium",), "say in a message how long to answer"),
+    RefusedField("web_search_options", (), "this server searches nothing"),
+    RefusedField("moderation", (), "this server moderates nothing"),
+    RefusedField("chat_template", (), _TEMPLATE),
+    RefusedField("chat_template_kwargs", ({},), _TEMPLATE),
+    RefusedField("documents", ([],), _TEMPLATE),
+    RefusedField("add_generation_prompt", (True,), _TEMPLATE),
+    RefusedField("continue_final_message", (False,), "use /v1/completions"),
+    RefusedField("add_special_tokens", (False,), _TEMPLATE),
+    RefusedField("echo", (False,), "use /v1/completions"),
+    RefusedField("suffix", ("",), "use /v1/completions"),
+    RefusedField("best_of", (1,), "use n"),
+)
+
+REFUSED_IN_COMPLETIONS = (
+    *REFUSED_EVERYWHERE,
+    RefusedField("suffix", ("",), "this server does not fill in the middle; leave it out"),
+    RefusedField("max_completion_tokens", (), "this endpoint's field is max_tokens"),
+    RefusedField("top_logprobs", (), "this endpoint's field is logprobs, a number"),
+    RefusedField("add_special_tokens", (True,), "send token ids to decide about special tokens"),
+)
+
+REFUSED_IN_MESSAGES = (
+    RefusedField("tool_calls", ([],), _NO_TOOLS),
+    RefusedField("function_call", (), _NO_TOOLS),
+    RefusedField("audio", (), _NO_AUDIO),
+)
+
+REFUSED_IN_STREAM_OPTIONS = (
+    RefusedField("continuous_usage_stats", (False,), "usage comes once, at the end: use include_usage"),
+)
+
+
+def refuse(values: Mapping[str, object], fields: Iterable[RefusedField]) -> None:
+    """Raises a validation error for the first of `fields` that asks for something."""
+    for field in fields:
+        value = values.get(field.name)
+        if value is not None and value not in field.harmless:
+            raise PydanticCustomError(
+                "refused", "{field} is not supported: {hint}", {"field": field.name, "hint": field.hint}
+            )

@@ -1,0 +1,56 @@
+"""The numbers that come with an answer."""
+
+from pydantic import BaseModel, Field
+
+
+class PromptTokensDetails(BaseModel):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int = Field(description="Prompt tokens that the prefix cache supplied.")
+
+
+class CompletionTokensDetails(BaseModel):
+    """What speculation did for the answer's tokens."""
+
+    accepted_prediction_tokens: int = Field(description="Draft tokens that became part of the answer.")
+    rejected_prediction_tokens: int = Field(
+        description="Draft tokens checked in vain; they are not among completion_tokens."
+    )
+
+
+class Usage(BaseModel):
+    """Tokens read and written."""
+
+    prompt_tokens: int = Field(description="Tokens of the prompts, each prompt counted once whatever n is.")
+    completion_tokens: int = Field(description="Tokens of the answers, over all choices.")
+    total_tokens: int = Field(description="The sum of both.")
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class SpeculationReport(BaseModel):
+    """What speculation did for this call, summed over its choices."""
+
+    steps: int = Field(description="Forward passes of the target that brought tokens.")
+    drafts: int = Field(description="Those among them that had a draft to check.")
+    drafted_tokens: int = Field(description="Draft tokens checked.")
+    accepted_tokens: int = Field(description="Draft tokens that became part of the answer.")
+    tokens_per_forward: float | None = Field(
+        description="Tokens of the answer per forward pass; null when there was none."
+    )
+
+
+class Answer(BaseModel):
+    """What every answer and every chunk begins with."""
+
+    id: str
+    created: int = Field(description="Unix time of the request.")
+    model: str
+    system_fingerprint: str = Field(description="Names the server's version and model.")
+    usage: Usage | None = Field(
+        None, description="Streamed: in the last chunk, if stream_options.include_usage is set."
+    )
+    speculation: SpeculationReport | None = Field(
+        None,
+        description="Streamed: in the usage chunk, or without one in the chunk that ends the last choice.",
+    )

@@ -1,0 +1,1 @@
+"""The endpoints: thin handlers around the services."""

@@ -1,0 +1,59 @@
+"""How handlers read requests and write answers."""
+
+from typing import TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.errors import ApiError
+from server.protocol.base import RequestModel
+from server.protocol.error import ErrorResponse
+from server.protocol.parsing import parse
+from server.sse import as_json
+
+AnyRequest = TypeVar("AnyRequest", bound=RequestModel)
+
+JSON_TYPE = "application/json"
+
+# For the schema: what every endpoint may answer besides its success.
+ERROR_RESPONSES: dict[int | str, dict[str, object]] = {
+    400: {"model": ErrorResponse, "description": "A field is wrong; param names it."},
+    404: {"model": ErrorResponse, "description": "There is no such model."},
+    413: {"model": ErrorResponse, "description": "The body is too large."},
+    415: {"model": ErrorResponse, "description": "The body is not sent as JSON."},
+    500: {"model": ErrorResponse, "description": "The request failed in the engine."},
+    503: {"model": ErrorResponse, "description": "Too much to do, shutting down, or the engine has ended."},
+}
+
+
+async def read_body(request: Request, kind: type[AnyRequest]) -> AnyRequest:
+    """The request in the body.
+
+    Raises:
+        ApiError: It is none.
+    """
+    content_type = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
+    if content_type != JSON_TYPE and not content_type.endswith("+json"):
+        raise ApiError(
+            415,
+            f"the body must be JSON: send Content-Type: {JSON_TYPE}, not {content_type[:100]!r}",
+            code="unsupported_media_type",
+        )
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise ApiError(
+            415, f"the body must not be compressed, got {encoding[:100]!r}", code="unsupported_media_type"
+        )
+    return parse(kind, await request.body())
+
+
+def json_response(model: BaseModel) -> Response:
+    """A model as the answer."""
+    return Response(as_json(model), media_type=JSON_TYPE)
+
+
+def body_schema(kind: type[BaseModel]) -> dict[str, object]:
+    """For the schema: an endpoint that takes this body, which handlers read by themselves."""
+    reference = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"requestBody": {"required": True, "content": {JSON_TYPE: {"schema": reference}}}}

@@ -1,0 +1,58 @@
+"""The endpoints that generate text."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.disconnect import until_disconnect
+from server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
+from server.protocol.completion import Completion, CompletionRequest
+from server.routes.bodies import ERROR_RESPONSES, body_schema, json_response, read_body
+from server.services.admission import Admission
+from server.services.chat import ChatService
+from server.services.completion import CompletionService
+from server.sse import EventStream
+
+
+def generation_router(completions: CompletionService, chat: ChatService, admission: Admission) -> APIRouter:
+    """POST /v1/completions and /v1/chat/completions."""
+    router = APIRouter(tags=["generation"])
+
+    @router.post(
+        "/v1/completions",
+        response_model=None,
+        responses={200: _success(Completion, Completion.__name__), **ERROR_RESPONSES},
+        openapi_extra=body_schema(CompletionRequest),
+    )
+    async def create_completion(request: Request) -> Response:
+        """Continue a text."""
+        admission.check()
+        body = await read_body(request, CompletionRequest)
+        if body.stream:
+            return EventStream(completions.stream(body))
+        return json_response(await until_disconnect(request.receive, completions.complete(body)))
+
+    @router.post(
+        "/v1/chat/completions",
+        response_model=None,
+        responses={200: _success(ChatCompletion, ChatCompletionChunk.__name__), **ERROR_RESPONSES},
+        openapi_extra=body_schema(ChatCompletionRequest),
+    )
+    async def create_chat_completion(request: Request) -> Response:
+        """Continue a conversation."""
+        admission.check()
+        body = await read_body(request, ChatCompletionRequest)
+        if body.stream:
+            return EventStream(chat.stream(body))
+        return json_response(await until_disconnect(request.receive, chat.complete(body)))
+
+    return router
+
+
+def _success(answer: type[object], chunk: str) -> dict[str, object]:
+    stream = {"schema": {"$ref": f"#/components/schemas/{chunk}"}}
+    return {
+        "model": answer,
+        "description": "The answer; with stream, events of chunks and [DONE].",
+        "content": {"text/event-stream": stream},
+    }

@@ -1,0 +1,179 @@
+"""Completions: prompts in, texts out."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from engine.client import EngineClient
+from engine.errors import InvalidRequest
+from engine.outputs import RequestOutput
+from server.protocol.completion import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from server.protocol.fields import PromptInput
+from server.services.generation import Choice, generate, make_choices
+from server.services.ledger import Ledger
+from server.services.limits import Limits
+from server.services.logprobs import CompletionLogprobsBuilder, TextOffsets, join_logprobs
+from server.services.models import AnswerHead, ModelService
+from server.services.params import check_token_ids, completion_params
+from server.services.streaming import as_chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as it is repeated in front of its answers.
+
+    Attributes:
+        text: Its text.
+        hidden: Characters of its tokens' texts, a BOS for instance, that stand before `text` unseen.
+        first_token: Text of its first token, which nothing predicted.
+    """
+
+    text: str
+    hidden: int
+    first_token: str
+
+
+class CompletionService:
+    """Serves POST /v1/completions.
+
+    Args:
+        engine: Where tokens come from.
+        models: Which model names exist.
+        limits: What one call may ask for.
+    """
+
+    def __init__(self, engine: EngineClient, models: ModelService, limits: Limits) -> None:
+        self._engine = engine
+        self._models = models
+        self._limits = limits
+
+    async def complete(self, request: CompletionRequest) -> Completion:
+        """The whole answer: the fold of the chunks."""
+        head = self._models.head("cmpl", request.model)
+        writers = await self._writers(request, head.id)
+        ledger = Ledger(len(writers))
+        parts: dict[int, list[CompletionChoice]] = {writer.choice.index: [] for writer in writers}
+        async with aclosing(self._deltas(writers, ledger)) as batches:
+            async for batch in batches:
+                for delta in batch:
+                    parts[delta.index].append(delta)
+        answer = _chunk(head, [_fold(deltas) for deltas in parts.values()])
+        answer.usage = ledger.usage
+        answer.speculation = ledger.speculation
+        return answer
+
+    async def stream(self, request: CompletionRequest) -> AsyncGenerator[list[Completion], None]:
+        """The answer in chunks; an error before the first one can still be an HTTP status."""
+        head = self._models.head("cmpl", request.model)
+        writers = await self._writers(request, head.id)
+        ledger = Ledger(len(writers))
+        chunks = as_chunks(
+            self._deltas(writers, ledger),
+            lambda choices: _chunk(head, choices),
+            ledger,
+            request.stream_options.include_usage,
+        )
+        async with aclosing(chunks) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def _writers(self, request: CompletionRequest, call_id: str) -> "list[_ChoiceWriter]":
+        self._limits.check_choices(len(request.prompt) * request.n, "prompt")
+        writers = []
+        for prompt_index, prompt in enumerate(request.prompt):
+            token_ids = await self._token_ids(prompt)
+            params = completion_params(request, len(token_ids), self._engine.model, self._limits.max_logprobs)
+            echo = await self._echo(prompt, token_ids) if request.echo else None
+            choices = make_choices(call_id, prompt_index, request.n, token_ids, params)
+            writers += [_ChoiceWriter(choice, echo) for choice in choices]
+        return writers
+
+    async def _token_ids(self, prompt: PromptInput) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            check_token_ids(prompt, self._engine.model, "prompt")
+            return prompt
+        token_ids = await self._engine.encode(prompt)
+        if not token_ids:
+            raise InvalidRequest("prompt must not be empty: the model needs a token to start from", "prompt")
+        return token_ids
+
+    async def _echo(self, prompt: PromptInput, token_ids: Sequence[int]) -> Echo:
+        decoded = await self._engine.decode(token_ids)
+        first_token = await self._engine.decode(token_ids[:1])
+        if isinstance(prompt, str):
+            hidden = len(decoded) - len(prompt) if decoded.endswith(prompt) else 0
+            return Echo(prompt, hidden, first_token)
+        return Echo(decoded, 0, first_token)
+
+    async def _deltas(
+        self, writers: "Sequence[_ChoiceWriter]", ledger: Ledger
+    ) -> AsyncGenerator[list[CompletionChoice], None]:
+        by_index = {writer.choice.index: writer for writer in writers}
+        outputs = generate(self._engine, [writer.choice for writer in writers])
+        async with aclosing(outputs) as batches:
+            async for batch in batches:
+                deltas = []
+                for item in batch:
+                    ledger.add(item)
+                    deltas.append(by_index[item.choice.index].write(item.output))
+                yield [delta for delta in deltas if _says_something(delta)]
+
+
+class _ChoiceWriter:
+    """Turns the outputs of one choice into deltas."""
+
+    def __init__(self, choice: Choice, echo: Echo | None) -> None:
+        self.choice = choice
+        self._echo = echo
+        with_top = bool(choice.params.logprobs)
+        start = len(echo.text) if echo else 0
+        self._logprobs = CompletionLogprobsBuilder(TextOffsets(start), with_top=with_top)
+        self._prompt_logprobs = CompletionLogprobsBuilder(
+            TextOffsets(-echo.hidden if echo else 0), with_top=with_top
+        )
+
+    def write(self, output: RequestOutput) -> CompletionChoice:
+        echo, self._echo = self._echo, None
+        return CompletionChoice(
+            index=self.choice.index,
+            text=(echo.text if echo else "") + output.text,
+            logprobs=self._logprobs_of(output, echo),
+            finish_reason=output.finish_reason and output.finish_reason.value,
+            stop_reason=output.stop_reason,
+        )
+
+    def _logprobs_of(self, output: RequestOutput, echo: Echo | None) -> CompletionLogprobs | None:
+        if output.logprobs is None and output.prompt_logprobs is None:
+            return None
+        answer = self._logprobs.build(output.logprobs or ())
+        if echo is None or output.prompt_logprobs is None:
+            return answer
+        prompt = self._prompt_logprobs.build(output.prompt_logprobs, [echo.first_token])
+        return join_logprobs([prompt, answer])
+
+
+def _says_something(delta: CompletionChoice) -> bool:
+    return bool(delta.text or delta.logprobs or delta.finish_reason)
+
+
+def _chunk(head: AnswerHead, choices: list[CompletionChoice]) -> Completion:
+    return Completion(
+        id=head.id,
+        object="text_completion",
+        created=head.created,
+        model=head.model,
+        system_fingerprint=head.system_fingerprint,
+        choices=choices,
+    )
+
+
+def _fold(deltas: Sequence[CompletionChoice]) -> CompletionChoice:
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    last = deltas[-1]
+    return CompletionChoice(
+        index=last.index,
+        text="".join(delta.text for delta in deltas),
+        logprobs=join_logprobs(logprobs) if logprobs else None,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )

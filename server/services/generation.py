@@ -1,0 +1,117 @@
+"""The engine requests of one API call, run together."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+
+from engine.client import EngineClient
+from engine.errors import RequestFailed
+from engine.outputs import FinishReason, RequestOutput
+from engine.sampling_params import SEED_MAX, SamplingParams
+from server.errors import ApiError, unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer to be generated: one engine request.
+
+    Attributes:
+        index: Its index in the API's answer: prompt_index * n + its number among the n.
+        prompt_index: Which of the call's prompts it answers.
+        request_id: The engine's name for it.
+        prompt_token_ids: The prompt.
+        params: How to choose its tokens.
+    """
+
+    index: int
+    prompt_index: int
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOutput:
+    """What one step brought for one choice."""
+
+    choice: Choice
+    output: RequestOutput
+
+
+def make_choices(
+    call_id: str, prompt_index: int, n: int, prompt_token_ids: Sequence[int], params: SamplingParams
+) -> list[Choice]:
+    """The n choices of one prompt.
+
+    They differ by `params.choice` and share the seed. Without one it is drawn here, once per prompt, so
+    that equal prompts of a call differ while the choices of one prompt stay streams of one seed.
+    """
+    seed = secrets.randbelow(SEED_MAX + 1) if params.seed is None else params.seed
+    prompt = tuple(prompt_token_ids)
+    return [
+        Choice(
+            index=prompt_index * n + number,
+            prompt_index=prompt_index,
+            request_id=f"{call_id}-{prompt_index * n + number}",
+            prompt_token_ids=prompt,
+            params=replace(params, seed=seed, choice=number),
+        )
+        for number in range(n)
+    ]
+
+
+async def generate(
+    engine: EngineClient, choices: Sequence[Choice]
+) -> AsyncGenerator[list[ChoiceOutput], None]:
+    """Runs all choices at once and yields what they bring; what arrives together comes together.
+
+    The first choice that fails ends the call. Leaving early, for whatever reason, aborts the rest.
+    """
+    arrived: asyncio.Queue[ChoiceOutput | Exception] = asyncio.Queue()
+    tasks = [asyncio.create_task(_follow(engine, choice, arrived)) for choice in choices]
+    unfinished = len(tasks)
+    try:
+        while unfinished:
+            batch: list[ChoiceOutput] = []
+            for item in await _drain(arrived):
+                if isinstance(item, Exception):
+                    if batch:
+                        yield batch
+                    raise item
+                batch.append(item)
+                unfinished -= item.output.finish_reason is not None
+            yield batch
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _drain(queue: "asyncio.Queue[ChoiceOutput | Exception]") -> list[ChoiceOutput | Exception]:
+    items = [await queue.get()]
+    while not queue.empty():
+        items.append(queue.get_nowait())
+    return items
+
+
+async def _follow(
+    engine: EngineClient, choice: Choice, arrived: "asyncio.Queue[ChoiceOutput | Exception]"
+) -> None:
+    try:
+        async for output in engine.generate(choice.request_id, choice.prompt_token_ids, choice.params):
+            _check_ending(output)
+            arrived.put_nowait(ChoiceOutput(choice, output))
+            if output.finish_reason is not None:
+                return
+        raise RequestFailed("the engine ended the request without a reason")
+    except Exception as error:
+        arrived.put_nowait(error)
+
+
+def _check_ending(output: RequestOutput) -> None:
+    """An answer that was cut off by us must not look like a finished one; OpenAI has no name for it."""
+    if output.finish_reason is FinishReason.ABORT:
+        raise unavailable("the server ended the request before its answer was complete", "aborted")
+    if output.finish_reason is FinishReason.ERROR:
+        raise ApiError(500, "the request failed in the engine", code="internal_error")

@@ -1,0 +1,112 @@
+"""From a request's fields to the engine's SamplingParams."""
+
+from collections.abc import Iterable
+
+from engine.client import ModelInfo
+from engine.errors import ContextTooLong, InvalidRequest
+from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
+from server.protocol.base import GenerationRequest
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.completion import CompletionRequest
+
+DEFAULT_COMPLETION_TOKENS = 16
+
+
+def completion_params(
+    request: CompletionRequest, prompt_len: int, model: ModelInfo, max_logprobs: int
+) -> SamplingParams:
+    """Parameters of a completion, its prompt's length given.
+
+    Raises:
+        InvalidRequest: A field is out of range.
+        ContextTooLong: Prompt and answer do not fit.
+    """
+    max_tokens = request.max_tokens
+    check_context(prompt_len, max_tokens, model, "prompt")
+    if max_tokens is None:
+        # The default is ours, not the client's wish: near the end of the context it yields.
+        max_tokens = min(DEFAULT_COMPLETION_TOKENS, model.max_model_len - prompt_len)
+    _check_logprobs(request.logprobs, max_logprobs, "logprobs")
+    prompt_logprobs = request.logprobs if request.echo else None
+    return _params(request, model, max_tokens, request.logprobs, prompt_logprobs)
+
+
+def chat_params(
+    request: ChatCompletionRequest, prompt_len: int, model: ModelInfo, max_logprobs: int
+) -> SamplingParams:
+    """Parameters of a chat completion, its prompt's length given.
+
+    Raises:
+        InvalidRequest: A field is out of range.
+        ContextTooLong: Prompt and answer do not fit.
+    """
+    max_tokens = request.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = request.max_tokens
+    check_context(prompt_len, max_tokens, model, "messages")
+    _check_logprobs(request.top_logprobs, max_logprobs, "top_logprobs")
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    return _params(request, model, max_tokens, logprobs, None)
+
+
+def check_context(prompt_len: int, max_tokens: int | None, model: ModelInfo, param: str) -> None:
+    """Refuses what cannot fit, before the engine is bothered."""
+    wanted = 1 if max_tokens is None else max_tokens
+    if prompt_len + wanted <= model.max_model_len:
+        return
+    answer = "" if max_tokens is None else f" and {max_tokens} for the answer"
+    raise ContextTooLong(
+        f"this model's context is {model.max_model_len} tokens, but the request has {prompt_len} in its "
+        f"{param}{answer}, and needs room for at least {wanted}; shorten the {param} or ask for fewer tokens",
+        param,
+    )
+
+
+def check_token_ids(token_ids: Iterable[int], model: ModelInfo, param: str) -> None:
+    """Refuses ids that the model does not have."""
+    for token_id in token_ids:
+        if not 0 <= token_id < model.vocab_size:
+            raise InvalidRequest(
+                f"{param} has token id {token_id}; the model's are 0 to {model.vocab_size - 1}", param
+            )
+
+
+def _check_logprobs(count: int | None, limit: int, param: str) -> None:
+    if count is not None and count > limit:
+        raise InvalidRequest(f"{param} is at most {limit} on this server, got {count}", param)
+
+
+def _params(
+    request: GenerationRequest,
+    model: ModelInfo,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    check_token_ids(request.stop_token_ids, model, "stop_token_ids")
+    check_token_ids((token_id for token_id, _ in request.logit_bias), model, "logit_bias")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+        logit_bias=request.logit_bias,
+        seed=request.seed,
+        stop=request.stop,
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        skip_special_tokens=request.skip_special_tokens,
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        speculation=SpeculationParams(
+            enabled=request.speculation.enabled,
+            num_draft_tokens=request.speculation.num_draft_tokens,
+            acceptance=Acceptance(request.speculation.acceptance),
+        ),
+    )

@@ -1,0 +1,69 @@
+"""Server-sent events."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.disconnect import until_disconnect
+from server.errors import as_api_error
+
+DONE = b"data: [DONE]\n\n"
+
+# nginx buffers a proxied answer unless X-Accel-Buffering says no; no-transform keeps proxies from
+# compressing, which would hold events back.
+_HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
+
+
+class EventStream(Response):
+    """Sends models as events, those of one batch in one write, and [DONE] at the end.
+
+    The answer's head waits for the first batch: an error before it is raised, and so becomes an ordinary
+    error answer with its status. An error after it becomes a last event with an error object, which no
+    [DONE] follows. When the client disconnects, the batches are closed at once, whatever they wait for.
+
+    Args:
+        batches: What to send; closed in every case.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, batches: AsyncGenerator[Sequence[BaseModel], None]) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._batches = batches
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers the request."""
+        await until_disconnect(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        async with aclosing(self._batches) as batches:
+            first = await anext(batches, ())
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
+            await _write(send, _frames(first))
+            try:
+                async for batch in batches:
+                    await _write(send, _frames(batch))
+                end = DONE
+            except Exception as error:
+                end = _frames([as_api_error(error).body])
+        await send({"type": "http.response.body", "body": end})
+
+
+async def _write(send: Send, body: bytes) -> None:
+    if body:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _frames(events: Sequence[BaseModel]) -> bytes:
+    return b"".join(b"data: %b\n\n" % as_json(event) for event in events)
+
+
+def as_json(model: BaseModel) -> bytes:
+    """A model as JSON; keys that nobody set are left out, null that somebody set is not."""
+    return model.model_dump_json(exclude_unset=True).encode()

@@ -1,0 +1,202 @@
+"""Stand-ins for the engine: no model, no torch, every answer written down beforehand."""
+
+import asyncio
+import codecs
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
+from engine.errors import EngineDead, EngineError
+from engine.outputs import (
+    FinishReason,
+    RequestOutput,
+    SpeculationStats,
+    TokenLogprob,
+    TopLogprob,
+)
+from engine.sampling_params import SamplingParams
+
+BOS, EOS, END_OF_TURN = 256, 257, 258
+VOCAB_SIZE = 259
+SPECIAL = {BOS: "<s>", EOS: "</s>", END_OF_TURN: "<|end|>"}
+
+Answer = Callable[[Sequence[int], SamplingParams], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class FakeRequest:
+    """A request as the engine got it."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass
+class FakeEngine:
+    """An EngineClient over bytes: token ids 0 to 255 are bytes, then come BOS, EOS and end of turn.
+
+    Attributes:
+        answer: What to say, as bytes or as a function of prompt and parameters.
+        tokens_per_step: Tokens that one output carries; all but one count as accepted draft tokens of
+            `drafted_per_step` drafted ones.
+        step_seconds: Time between outputs.
+        capacity: Requests that run at once; others wait. None is no limit.
+        add_bos: Whether encode() puts BOS in front.
+        admission_error: Raised by every generate() before its first output.
+        error_after: After this many outputs a request raises `error`.
+        ending: Finish reason of complete answers.
+        template_error: Raised by apply_chat_template().
+        requests: What came in, in order.
+        aborted: Ids of requests that were left before their end, in order.
+        active: Ids of requests between generate() and their end, waiting ones included.
+    """
+
+    answer: bytes | Answer = b"Hello, world!"
+    tokens_per_step: int = 3
+    drafted_per_step: int = 4
+    step_seconds: float = 0.0
+    capacity: int | None = None
+    add_bos: bool = False
+    max_model_len: int = 512
+    num_cached_tokens: int = 0
+    admission_error: EngineError | None = None
+    error_after: int | None = None
+    error: Exception = field(default_factory=lambda: EngineDead("the engine loop has ended"))
+    ending: FinishReason = FinishReason.STOP
+    template_error: Exception | None = None
+    alive: bool = True
+    requests: list[FakeRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    active: set[str] = field(default_factory=set)
+    conversations: list[list[ChatMessage]] = field(default_factory=list)
+    listeners: list[StatsListener] = field(default_factory=list)
+    running: int = 0
+
+    @property
+    def model(self) -> ModelInfo:
+        return ModelInfo(
+            name="org/fake-model",
+            vocab_size=VOCAB_SIZE,
+            max_model_len=self.max_model_len,
+            method="ngram",
+            max_draft_tokens=self.drafted_per_step,
+            has_chat_template=True,
+        )
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
+    ) -> AsyncIterator[RequestOutput]:
+        request = FakeRequest(request_id, tuple(prompt_token_ids), params)
+        self.requests.append(request)
+        if self.admission_error is not None:
+            raise self.admission_error
+        self.active.add(request_id)
+        finished = admitted = False
+        try:
+            while self.capacity is not None and self.running >= self.capacity:
+                await asyncio.sleep(0.005)
+            self.running += 1
+            admitted = True
+            for number, output in enumerate(self._outputs(request)):
+                await asyncio.sleep(self.step_seconds)
+                if number == self.error_after:
+                    finished = True
+                    raise self.error
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            self.running -= admitted
+            self.active.discard(request_id)
+            if not finished:
+                await asyncio.sleep(0)  # as an engine would tell its thread
+                self.aborted.append(request_id)
+
+    def _outputs(self, request: FakeRequest) -> Iterator[RequestOutput]:
+        params = request.params
+        said = (
+            self.answer if isinstance(self.answer, bytes) else self.answer(request.prompt_token_ids, params)
+        )
+        limit = self.max_model_len - len(request.prompt_token_ids)
+        if params.max_tokens is not None:
+            limit = min(limit, params.max_tokens)
+        tokens = said[:limit]
+        ending = self.ending if len(said) <= limit and params.max_tokens != 0 else FinishReason.LENGTH
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        starts = range(0, len(tokens), self.tokens_per_step) or [0]
+        for step, start in enumerate(starts, start=1):
+            run = tokens[start : start + self.tokens_per_step]
+            last = start + self.tokens_per_step >= len(tokens)
+            yield RequestOutput(
+                request_id=request.request_id,
+                token_ids=tuple(run),
+                text=decoder.decode(run, final=last),
+                logprobs=None
+                if params.logprobs is None
+                else tuple(fake_logprob(token, start + i, params.logprobs) for i, token in enumerate(run)),
+                prompt_logprobs=self._prompt_logprobs(request) if step == 1 else None,
+                finish_reason=ending if last else None,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_cached_tokens=self.num_cached_tokens,
+                num_output_tokens=start + len(run),
+                speculation=self._speculation(step, start + len(run)),
+            )
+
+    def _speculation(self, step: int, num_tokens: int) -> SpeculationStats:
+        if not num_tokens:
+            return SpeculationStats()
+        return SpeculationStats(
+            num_steps=step,
+            num_drafts=step,
+            num_draft_tokens=step * self.drafted_per_step,
+            num_accepted_tokens=num_tokens - step,
+            num_committed_tokens=num_tokens,
+        )
+
+    def _prompt_logprobs(self, request: FakeRequest) -> tuple[TokenLogprob | None, ...] | None:
+        count = request.params.prompt_logprobs
+        if count is None:
+            return None
+        rest = request.prompt_token_ids[1:]
+        return (None, *(fake_logprob(token, i, count) for i, token in enumerate(rest)))
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self.active:
+            self.aborted.append(request_id)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] * (self.add_bos and add_special_tokens) + list(text.encode())
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        return b"".join(token_bytes(token) for token in token_ids).decode(errors="replace")
+
+    async def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
+        self.conversations.append(list(messages))
+        if self.template_error is not None:
+            raise self.template_error
+        text = "".join(f"{message['role']}:{message['content']}\n" for message in messages)
+        return list(f"{text}assistant:".encode())
+
+    def subscribe(self, listener: StatsListener) -> None:
+        self.listeners.append(listener)
+
+    def health(self) -> EngineHealth:
+        return EngineHealth(self.alive, "" if self.alive else "the loop died of a test")
+
+
+def token_bytes(token_id: int) -> bytes:
+    """A fake token's bytes."""
+    return SPECIAL[token_id].encode() if token_id in SPECIAL else bytes([token_id])
+
+
+def fake_logprob(token_id: int, position: int, count: int) -> TokenLogprob:
+    """A made-up, reproducible logprob; the chosen token is the likeliest, its neighbours follow."""
+    best = -0.125 * (position % 7 + 1)
+    top = tuple(_candidate((token_id + rank) % VOCAB_SIZE, best - rank) for rank in range(count))
+    chosen = _candidate(token_id, best)
+    return TokenLogprob(chosen.token_id, chosen.token, chosen.bytes, chosen.logprob, top)
+
+
+def _candidate(token_id: int, logprob: float) -> TopLogprob:
+    raw = token_bytes(token_id)
+    return TopLogprob(token_id, raw.decode(errors="replace"), raw, logprob)
