@@ -39,7 +39,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = bool(tokenizer.split_special_tokens)
-        source = chat_template or _template_source(tokenizer)
+        source = _template_source(tokenizer) if chat_template is None else chat_template
         self._chat_template = ChatTemplate(tokenizer, source) if source else None
         self.special_ids: frozenset[int] = frozenset(tokenizer.all_special_ids) | {
             token_id for token_id, token in self._backend.get_added_tokens_decoder().items() if token.special
