@@ -3,7 +3,7 @@
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,11 +37,19 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def run_app(app: Any, listener: socket.socket, shutdown_grace_seconds: int) -> None:
+def run_app(
+    app: Any, listener: socket.socket, shutdown_grace_seconds: int, on_stop: Callable[[], None]
+) -> None:
     """Runs an ASGI app on a bound socket until SIGTERM or Ctrl+C, then returns.
 
     No connection is taken any more from then on; requests that are running get the grace time to finish
     and are cancelled after it.
+
+    Args:
+        app: The application.
+        listener: What `bind` returned.
+        shutdown_grace_seconds: The time that running requests get.
+        on_stop: Called on the event loop when a signal has come, before anything is waited for.
 
     Raises:
         StartupError: The app did not start.
@@ -53,21 +61,31 @@ def run_app(app: Any, listener: socket.socket, shutdown_grace_seconds: int) -> N
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=shutdown_grace_seconds,
     )
-    server = _Server(config)
+    server = _Server(config, on_stop)
     with _signals_swallowed():
-        server.run(sockets=[listener])
-    if not server.started:
-        raise StartupError("the web application did not start; the log says why")
+        try:
+            server.run(sockets=[listener])
+        except SystemExit as error:
+            raise StartupError("the web application did not start; the log says why") from error
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, saying where it listens in our words."""
+    """uvicorn, saying where it listens in our words, and telling when it stops."""
+
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or [] if self.started else []:
             host, port = listener.getsockname()[:2]
             log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        log.info("stopping: running requests have %s s to finish", self.config.timeout_graceful_shutdown)
+        await super().shutdown(sockets)
 
 
 @contextmanager

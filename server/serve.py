@@ -29,16 +29,23 @@ def serve(loaded: LoadedConfig) -> None:
     for note in loaded.notes:
         log.warning("%s", note)
     with closing(bind(http.host, http.port)) as listener, _running_engine(loaded.config.engine) as engine:
-        name = http.served_model_name or engine.model.name
         metrics = Metrics(
-            model_name=name, method=engine.model.method, max_draft_tokens=engine.model.max_draft_tokens
+            model_name=http.served_model_name or engine.model.name,
+            method=engine.model.method,
+            max_draft_tokens=engine.model.max_draft_tokens,
         )
         engine.subscribe(metrics.listener)
         settings = AppSettings(
-            model_name=name, root_path=http.root_path, max_body_bytes=int(http.max_body_mb * 2**20)
+            served_model_name=http.served_model_name,
+            root_path=http.root_path,
+            max_body_bytes=int(http.max_body_mb * 2**20),
         )
-        run_app(create_app(engine, settings, metrics), listener, http.shutdown_grace_seconds)
-        log.info("stopped listening, closing the engine")
+        app = create_app(engine, settings, metrics)
+
+        def refuse_new_requests() -> None:
+            app.state.outrider.admission.draining = True
+
+        run_app(app, listener, http.shutdown_grace_seconds, refuse_new_requests)
 
 
 @contextmanager
@@ -50,3 +57,4 @@ def _running_engine(config: EngineConfig) -> Iterator[AsyncEngine]:
         yield engine
     finally:
         engine.close()
+        log.info("engine closed")

@@ -22,7 +22,11 @@ from server.log_setup import configure_logging
 
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":
-        raise RuntimeError("no lifespan") if sys.argv[2] == "broken" else NotImplementedError
+        await receive()
+        await send({"type": f"lifespan.startup.{sys.argv[2]}"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+        return
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"first ", "more_body": True})
     await asyncio.sleep(float(scope["path"].strip("/") or 0))
@@ -31,7 +35,7 @@ async def app(scope, receive, send):
 configure_logging("info")
 with bind("127.0.0.1", 0) as listener:
     print(listener.getsockname()[1], flush=True)
-    run_app(app, listener, shutdown_grace_seconds=int(sys.argv[1]))
+    run_app(app, listener, int(sys.argv[1]), lambda: print("stopping", flush=True))
 print("closed", flush=True)
 """
 
@@ -39,7 +43,7 @@ print("closed", flush=True)
 @contextmanager
 def running(grace_seconds: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(grace_seconds), "fine"],
+        [sys.executable, "-c", SCRIPT, str(grace_seconds), "complete"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -77,7 +81,7 @@ def test_a_signal_lets_running_answers_finish_and_what_follows_is_still_done(sto
         assert b"".join(stream_while_stopping(process, f"{url}/0.5", stop)) == b"first last"
         out, err = process.communicate(timeout=10)
     assert process.returncode == 0
-    assert out == "closed\n"
+    assert out == "stopping\nclosed\n"
     assert "INFO    server.listening: listening on http://127.0.0.1:" in err
     assert "Traceback" not in err
 
@@ -90,7 +94,15 @@ def test_the_grace_time_has_an_end() -> None:
         out, _ = process.communicate(timeout=10)
     assert 0.9 < time.monotonic() - start < 8
     assert process.returncode == 0
-    assert out == "closed\n"
+    assert out == "stopping\nclosed\n"
+
+
+def test_an_app_that_does_not_start_is_a_startup_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "0", "failed"], capture_output=True, text=True, check=False, timeout=20
+    )
+    assert "StartupError: the web application did not start" in done.stderr
+    assert "listening on" not in done.stderr
 
 
 def test_a_taken_address_is_a_startup_error() -> None:
