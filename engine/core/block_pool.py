@@ -44,6 +44,10 @@ class BlockPool:
             return None
         return [self._take(next(iter(self._free))) for _ in range(count)]
 
+    def is_held(self, block_id: int) -> bool:
+        """Whether any block table contains the block."""
+        return self._blocks[block_id].holders > 0
+
     def hold(self, block_id: int) -> None:
         """Adds a holder to a block whose content is wanted."""
         block = self._blocks[block_id]

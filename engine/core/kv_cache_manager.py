@@ -83,6 +83,11 @@ class KVCacheManager:
             blocks.append(block_id)
         return PrefixMatch(tuple(blocks), len(blocks) * self.block_size, num_draft * self.block_size)
 
+    def num_taken(self, match: PrefixMatch, num_slots: int) -> int:
+        """Free blocks that an admission uses up: new ones, and matched ones that nobody holds."""
+        held = sum(self.pool.is_held(block_id) for block_id in match.blocks)
+        return self.blocks_for(num_slots) - held
+
     def admit(self, request: Request, match: PrefixMatch, num_slots: int) -> bool:
         """Opens a block table that starts with the match and covers num_slots; False if the pool is dry.
 

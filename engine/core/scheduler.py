@@ -169,7 +169,7 @@ class Scheduler:
     def _admit(self, request: Request, budget: int) -> bool:
         """Lets the head of the queue run if the pool has room for all of its tokens."""
         match = self.kv.match_prefix(request)
-        if self.running and self.kv.blocks_for(request.num_tokens) > self.kv.pool.num_free:
+        if self.running and self.kv.num_taken(match, request.num_tokens) > self.kv.pool.num_free:
             return False
         num_tokens = min(request.num_tokens - match.num_tokens, budget)
         if not self.kv.admit(request, match, match.num_tokens + num_tokens):
