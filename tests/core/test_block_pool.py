@@ -34,9 +34,11 @@ def test_a_block_is_free_when_its_last_holder_lets_go() -> None:
     pool.hold(block)
     pool.check_integrity([[block], [block]])
     pool.release([block])
+    assert pool.is_held(block)
     assert pool.num_free == 1
     pool.check_integrity([[block]])
     pool.release([block])
+    assert [pool.is_held(block) for block in range(2)] == [False, False]
     assert pool.num_free == 2
     pool.check_integrity([])
 

@@ -225,6 +225,25 @@ def test_free_returns_everything() -> None:
     kv.check_integrity()
 
 
+def test_an_admission_takes_new_blocks_and_those_that_nobody_holds() -> None:
+    kv = KVCacheManager(8, 4)
+    long, short = make_request("a", prompt(8)), make_request("b", prompt(4))
+    compute(kv, long)
+    compute(kv, short)
+    kv.free(long)
+    kv.free(short)
+    assert kv.num_taken(NO_MATCH, 9) == 3
+    other = make_request("c", prompt(9))
+    match = kv.match_prefix(other)
+    assert (match.num_tokens, kv.num_taken(match, 9)) == (8, 3)
+    holder = make_request("d", prompt(5))
+    admit(kv, holder)  # holds the first of the two
+    assert kv.num_taken(match, 9) == 2
+    free = kv.pool.num_free
+    assert kv.admit(other, match, 9)
+    assert free - kv.pool.num_free == 2
+
+
 def test_admission_fails_without_a_trace() -> None:
     kv = KVCacheManager(4, 4)
     owner = make_request("a", prompt(8))
