@@ -196,10 +196,12 @@ def _keep_mass(logits: torch.Tensor, rows: Sequence[int], masses: Sequence[float
     kept = (before < wanted).sum(dim=-1, keepdim=True)
     border = ranked.gather(1, kept - 1)
     above = probs > border
-    # Which of the tokens that equal the last kept one stay is settled by their ids: the first so many.
     equal = probs == border
     room = kept - above.sum(dim=-1, keepdim=True)
-    picked.masked_fill_(~(above | (equal & (equal.cumsum(dim=-1) <= room))), -torch.inf)
+    if bool((equal.sum(dim=-1, keepdim=True) > room).any()):
+        # Which of the tokens that equal the last kept one stay is settled by their ids: the first so many.
+        equal &= equal.cumsum(dim=-1) <= room
+    picked.masked_fill_(~(above | equal), -torch.inf)
     short = [] if candidates == vocab_size else (kept[:, 0] == candidates).nonzero()[:, 0].tolist()
     for place in short:
         picked[place] = logits[rows[place]]

@@ -21,6 +21,8 @@ _SECOND_FACTOR = 0x94D049BB133111EB
 
 # 52 of the hash's bits, and a half on top, are exact in float64: with 53 the largest would round to 1.
 _UNIFORM_BITS = 52
+_HALF_STEP = 2.0**-53
+_BITS_OF_ONE = 0x3FF0000000000000
 
 
 class Stream(IntEnum):
@@ -65,10 +67,8 @@ class NoiseKey:
 
 def uniform(keys: Sequence[NoiseKey]) -> list[float]:
     """One float64 strictly between 0 and 1 per key."""
-    return [
-        ((_mix((key.mixed() + _STEP) & _MASK) >> (64 - _UNIFORM_BITS)) + 0.5) * 2.0**-_UNIFORM_BITS
-        for key in keys
-    ]
+    words = [_mix((key.mixed() + _STEP) & _MASK) >> (64 - _UNIFORM_BITS) for key in keys]
+    return [word * 2.0**-_UNIFORM_BITS + _HALF_STEP for word in words]
 
 
 def uniform_rows(keys: Sequence[NoiseKey], vocab_size: int, device: torch.device) -> torch.Tensor:
@@ -79,9 +79,13 @@ def uniform_rows(keys: Sequence[NoiseKey], vocab_size: int, device: torch.device
     """
     starts = torch.tensor([_signed(key.mixed()) for key in keys], dtype=torch.int64, device=device)
     counter = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device).mul_(_signed(_STEP))
-    bits = _mix_tensor(starts[:, None] + counter)  # [len(keys), vocab_size]
-    top = _shift_right(bits, 64 - _UNIFORM_BITS)
-    return top.to(torch.float64).add_(0.5).mul_(2.0**-_UNIFORM_BITS)
+    bits = starts[:, None] + counter  # [len(keys), vocab_size]
+    scratch = torch.empty_like(bits)
+    _mix_in_place(bits, scratch)
+    # The uppermost bits become the fraction of a float64 between 1 and 2.
+    _shift_right(bits, 64 - _UNIFORM_BITS, scratch)
+    fraction = scratch.bitwise_or_(_BITS_OF_ONE).view(torch.float64)
+    return fraction.sub_(1.0 - _HALF_STEP)
 
 
 def gumbel_noise(keys: Sequence[NoiseKey], vocab_size: int, device: torch.device) -> torch.Tensor:
@@ -102,19 +106,18 @@ def _mix(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def _mix_tensor(state: torch.Tensor) -> torch.Tensor:
+def _mix_in_place(state: torch.Tensor, scratch: torch.Tensor) -> None:
     # int64 multiplication wraps around, so it yields the same 64 bits as the unsigned one.
-    state ^= _shift_right(state, 30)
+    state ^= _shift_right(state, 30, scratch)
     state *= _signed(_FIRST_FACTOR)
-    state ^= _shift_right(state, 27)
+    state ^= _shift_right(state, 27, scratch)
     state *= _signed(_SECOND_FACTOR)
-    state ^= _shift_right(state, 31)
-    return state
+    state ^= _shift_right(state, 31, scratch)
 
 
-def _shift_right(state: torch.Tensor, bits: int) -> torch.Tensor:
+def _shift_right(state: torch.Tensor, bits: int, out: torch.Tensor) -> torch.Tensor:
     # An int64 tensor shifts its sign in; the mask puts zeros there instead.
-    return (state >> bits).bitwise_and_(2 ** (64 - bits) - 1)
+    return torch.bitwise_right_shift(state, bits, out=out).bitwise_and_(2 ** (64 - bits) - 1)
 
 
 def _signed(value: int) -> int:

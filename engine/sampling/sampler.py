@@ -101,9 +101,11 @@ def choose_tokens(processed: torch.Tensor, keys: Sequence[NoiseKey | None]) -> t
     for chunk in chunks(range(len(keys)), vocab_size):
         scores = processed[chunk[0] : chunk[-1] + 1].to(torch.float64)
         noisy = [(place, key) for place, row in enumerate(chunk) if (key := keys[row]) is not None]
-        if noisy:
+        noise = gumbel_noise([key for _, key in noisy], vocab_size, processed.device)
+        if len(noisy) == len(chunk):
+            scores += noise
+        else:
             index = torch.tensor([place for place, _ in noisy], dtype=torch.int64, device=processed.device)
-            noise = gumbel_noise([key for _, key in noisy], vocab_size, processed.device)
             scores.index_add_(0, index, noise)
         tokens.append(scores.argmax(dim=-1))
     return torch.cat(tokens)
