@@ -41,7 +41,8 @@ class RowPadding:
     """How many rows a packed layer computes for M rows, so that all rows belong to one class.
 
     Attributes:
-        sizes: For each M from 0 to MAX_ROWS the smallest row count of at least M that is of the class.
+        sizes: For each M from 0 on the smallest row count of at least M that is of the class. The last is
+            the most rows of one call; larger inputs are cut.
     """
 
     sizes: tuple[int, ...]
@@ -64,12 +65,7 @@ class RowPadding:
             if torch.equal(result, result[:1].expand_as(result)):
                 classes.setdefault(result[0].numpy().tobytes(), []).append(rows)
         usable = max(classes.values(), key=len)
-        if usable[-1] != MAX_ROWS:
-            raise RuntimeError(
-                f"FBGEMM computes the rows of a {MAX_ROWS}-row call unlike those of {usable}: "
-                "start with linear_weights=plain and report this CPU"
-            )
-        return cls(tuple(min(size for size in usable if size >= rows) for rows in range(MAX_ROWS + 1)))
+        return cls(tuple(min(size for size in usable if size >= rows) for rows in range(usable[-1] + 1)))
 
 
 class PackedLinear(nn.Module):
@@ -86,6 +82,7 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
         self._sizes = padding.sizes
+        self._max_rows = len(padding.sizes) - 1
 
     @property
     def weight(self) -> torch.Tensor:
@@ -101,10 +98,10 @@ class PackedLinear(nn.Module):
         """float32 [..., in_features] to float32 [..., out_features]."""
         flat = x.reshape(-1, self.in_features)
         rows = flat.shape[0]
-        if rows <= MAX_ROWS:
+        if rows <= self._max_rows:
             result = self._rows(flat)
         else:
-            result = torch.cat([self._rows(piece) for piece in flat.split(MAX_ROWS)])
+            result = torch.cat([self._rows(piece) for piece in torch.split(flat, self._max_rows)])
         return result.reshape(*x.shape[:-1], self.out_features)
 
     def _rows(self, flat: torch.Tensor) -> torch.Tensor:

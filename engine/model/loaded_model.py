@@ -17,7 +17,7 @@ class LoadedModel:
         module: The model, in evaluation mode, without gradients, with our attention.
         tokenizer: Its tokenizer; None for models built in memory without one.
         layers: Cache shape of each attention layer.
-        vocab_size: Ids from 0 that may be sampled: the tokenizer's. Rows that pad the embedding are not among them.
+        vocab_size: Ids from 0 that may be sampled: the tokenizer's, without rows that pad the embedding.
         max_model_len: Tokens that prompt and answer may share.
         eos_token_ids: Ids that end an answer.
         device: Where it runs.

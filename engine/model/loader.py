@@ -3,11 +3,13 @@
 name ── sources ──▶ folder ── config ──▶ fit to be paged? ──▶ weights ──▶ linear layers packed ──▶ LoadedModel
 """
 
+import json
 import logging
 from pathlib import Path
 
 import jinja2
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -15,6 +17,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 from engine.config import ModelConfig
@@ -30,6 +33,7 @@ __all__ = ["LoadedModel", "load_causal_lm", "wrap_model"]
 
 logger = logging.getLogger(__name__)
 
+_GENERAL_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -54,14 +58,7 @@ def load_causal_lm(config: ModelConfig) -> LoadedModel:
     max_model_len = context_limit(model_config, config.max_model_len)
     tokenizer = _read_tokenizer(folder, config)
     logger.info("loading %s from %s: %s on %s", config.model, folder, _short(dtype), device)
-    module = AutoModelForCausalLM.from_pretrained(
-        folder,
-        config=model_config,
-        dtype=dtype,
-        attn_implementation=ATTENTION_NAME,
-        trust_remote_code=config.trust_remote_code,
-        local_files_only=True,
-    ).to(device)
+    module = _read_weights(folder, config, model_config, dtype).to(device)
     return wrap_model(
         module, tokenizer, name=config.model, max_model_len=max_model_len, linear_weights=linear_weights
     )
@@ -177,9 +174,37 @@ def _read_config(folder: Path, config: ModelConfig) -> PreTrainedConfig:
         raise _startup_error(f"the config of {config.model} cannot be read", error, config) from error
 
 
-def _read_tokenizer(folder: Path, config: ModelConfig) -> PreTrainedTokenizerBase:
+def _read_weights(
+    folder: Path, config: ModelConfig, model_config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        module, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=model_config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=config.trust_remote_code,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        raise _startup_error(f"the weights of {config.model} cannot be read", error, config) from error
+    # transformers would fill these with random numbers.
+    if missing := sorted(report["missing_keys"]):
+        raise StartupError(
+            f"the checkpoint in {folder} lacks {len(missing)} weights of {type(module).__name__}, among them "
+            f"{', '.join(missing[:3])}: it is incomplete, or its config belongs to another model"
+        )
+    loaded: PreTrainedModel = module
+    return loaded
+
+
+def _read_tokenizer(folder: Path, config: ModelConfig) -> PreTrainedTokenizerBase:
+    # A folder that names the general class means its tokenizer.json as it stands; AutoTokenizer would rebuild
+    # it by the habits of the model's type.
+    reader = PreTrainedTokenizerFast if _is_general_tokenizer(folder) else AutoTokenizer
+    try:
+        tokenizer: PreTrainedTokenizerBase = reader.from_pretrained(
             folder, trust_remote_code=config.trust_remote_code, local_files_only=True
         )
     except (OSError, ValueError, ImportError) as error:
@@ -189,6 +214,14 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> PreTrainedTokenizerBas
     if config.chat_template is not None:
         tokenizer.chat_template = read_chat_template(config.chat_template)
     return tokenizer
+
+
+def _is_general_tokenizer(folder: Path) -> bool:
+    description = folder / "tokenizer_config.json"
+    if not (folder / "tokenizer.json").is_file() or not description.is_file():
+        return False
+    fields = json.loads(description.read_text(encoding="utf-8"))
+    return fields.get("tokenizer_class") in _GENERAL_TOKENIZERS and "auto_map" not in fields
 
 
 def _startup_error(what: str, error: Exception, config: ModelConfig) -> StartupError:

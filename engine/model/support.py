@@ -6,6 +6,7 @@ numbers depend on who shares its batch, would answer wrongly: it is refused, wit
 
 import importlib.util
 from collections.abc import Mapping
+from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -121,7 +122,7 @@ def context_limit(config: PreTrainedConfig, wanted: int | None) -> int:
     raise StartupError(_too_long(wanted, limit, rope))
 
 
-def _too_long(wanted: int, limit: int, rope: list[Mapping[str, object]]) -> str:
+def _too_long(wanted: int, limit: int, rope: list[Mapping[str, Any]]) -> str:
     head = f"max_model_len is {wanted}, but the model has {limit} positions"
     if any(parameters.get("rope_type") == "dynamic" for parameters in rope):
         return (
@@ -137,7 +138,7 @@ def _too_long(wanted: int, limit: int, rope: list[Mapping[str, object]]) -> str:
     return f"{head}, each of them learned; set max_model_len to at most {limit}"
 
 
-def _ropes(text: PreTrainedConfig) -> list[Mapping[str, object]]:
+def _ropes(text: PreTrainedConfig) -> list[Mapping[str, Any]]:
     """The rotary parameters, one mapping per layer type where they differ; empty without rotary positions."""
     parameters = getattr(text, "rope_parameters", None)
     if not parameters:

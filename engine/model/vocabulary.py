@@ -23,10 +23,10 @@ def sampled_vocab_size(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
 
     Embeddings are often padded to a round size; a padded row has no text, so it is never sampled.
     """
-    rows = int(module.get_input_embeddings().weight.shape[0])
+    rows: int = module.get_input_embeddings().weight.shape[0]
     if tokenizer is None:
         return rows
-    size = max(tokenizer.get_vocab().values()) + 1
+    size: int = max(tokenizer.get_vocab().values()) + 1
     if size > rows:
         logger.warning(
             "the tokenizer has %d ids but the embedding %d rows: ids from %d on cannot be used",
@@ -74,7 +74,7 @@ def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
     if target.tokenizer is None or draft.tokenizer is None:
         missing = target if target.tokenizer is None else draft
         raise StartupError(
-            f"{missing.name} has no tokenizer, so its tokens cannot be compared with the other model's. {advice}"
+            f"{missing.name} has no tokenizer, so its tokens cannot be compared with the other's. {advice}"
         )
     target_tokens = _tokens_by_id(target.tokenizer)
     draft_tokens = _tokens_by_id(draft.tokenizer)
@@ -82,8 +82,8 @@ def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
         ours, theirs = target_tokens.get(token_id), draft_tokens.get(token_id)
         if ours != theirs:
             raise StartupError(
-                f"token id {token_id} is {ours!r} to the target {target.name} but {theirs!r} to the draft model "
-                f"{draft.name}; a draft must use the target's tokens. {advice}"
+                f"token id {token_id} is {ours!r} to the target {target.name} but {theirs!r} to the draft "
+                f"model {draft.name}; a draft must use the target's tokens. {advice}"
             )
 
 
