@@ -6,9 +6,10 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from engine.catalog import CATALOG
 from engine.errors import StartupError
 from server import __version__
 from server.config import OPTIONS, ConfigError, load_config, unknown_name
@@ -33,10 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, unknown = build_parser().parse_known_args(argv)
     try:
         _refuse_unknown(unknown)
-        if args.command == "version":
-            sys.stdout.write(f"outrider {__version__}\n")
-            return 0
-        return _serve(args)
+        run: Callable[[argparse.Namespace], int] = args.run
+        return run(args)
     except ConfigError as error:
         return _fail(error, EXIT_USAGE)
     except StartupError as error:
@@ -53,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser: `serve` has a flag for each setting, `version` has none."""
+    """The parser: `serve` has a flag for each setting, the other commands have none."""
     parser = _Parser(
         prog="outrider",
         description="LLM inference server with lossless speculative decoding.",
@@ -74,7 +73,11 @@ def build_parser() -> argparse.ArgumentParser:
         if option.group not in groups:
             groups[option.group] = serve.add_argument_group(option.group)
         _add_flag(groups[option.group], option)
-    commands.add_parser("version", help="print the version", allow_abbrev=False)
+    serve.set_defaults(run=_serve)
+    models = commands.add_parser("models", help="list the models known by a short name", allow_abbrev=False)
+    models.set_defaults(run=_models)
+    version = commands.add_parser("version", help="print the version", allow_abbrev=False)
+    version.set_defaults(run=_version)
     return parser
 
 
@@ -107,6 +110,17 @@ def _serve(args: argparse.Namespace) -> int:
     from server.serve import serve  # it loads torch, which nothing above needs
 
     serve(loaded)
+    return 0
+
+
+def _models(_: argparse.Namespace) -> int:
+    for model in CATALOG.values():
+        sys.stdout.write(f"{model.name:<24} {model.hub_id}\n{'':<24} {model.description}\n")
+    return 0
+
+
+def _version(_: argparse.Namespace) -> int:
+    sys.stdout.write(f"outrider {__version__}\n")
     return 0
 
 

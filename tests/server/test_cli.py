@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 
+from engine.catalog import CATALOG
 from engine.errors import ModelNotFound
 from server import __version__, cli
 from server.cli import main
@@ -24,6 +25,14 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     assert capsys.readouterr().out == f"outrider {__version__}\n"
+
+
+def test_models_lists_the_catalog(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    out = capsys.readouterr().out
+    for model in CATALOG.values():
+        assert model.name in out
+        assert model.hub_id in out
 
 
 def test_help_names_every_setting_with_its_description(
