@@ -89,6 +89,10 @@ def test_computed_drafts_beyond_the_committed_tokens_are_not_shared() -> None:
     kv.publish(owner, 12)
     match = kv.match_prefix(make_request("b", prompt(20)))
     assert (match.num_tokens, match.num_draft_tokens) == (4, 4)
+    owner.token_ids.append(8)
+    kv.publish(owner, 12)
+    match = kv.match_prefix(make_request("b", prompt(20)))
+    assert (match.num_tokens, match.num_draft_tokens) == (8, 8)
 
 
 @pytest.mark.parametrize("place", [0, 1, 3, 4, 7])

@@ -166,6 +166,15 @@ def test_a_prompt_being_read_keeps_half_of_what_is_left_from_the_drafts() -> Non
     ]
 
 
+def test_whoever_has_much_to_read_leaves_every_younger_request_a_token() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=8, max_num_seqs=4)
+    for index in range(4):
+        add(scheduler, f"r{index}", 2, 100 * index)
+    step(scheduler)
+    scheduler.running[1].token_ids.extend(prompt(20))
+    assert sizes(step(scheduler)) == [("r0", 1, 0), ("r1", 5, 0), ("r2", 1, 0), ("r3", 1, 0)]
+
+
 def test_drafts_are_trimmed_to_the_budget_and_cost_nobody_a_token() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=10, max_num_seqs=4)
     for index in range(4):
