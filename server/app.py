@@ -18,6 +18,7 @@ from server.middleware import (
     ErrorMiddleware,
     HttpMetricsMiddleware,
     RequestIdMiddleware,
+    RootPathMiddleware,
 )
 from server.protocol.chat import ChatCompletionChunk, ChatCompletionRequest
 from server.protocol.completion import CompletionRequest
@@ -76,10 +77,10 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
         title="Outrider",
         version=__version__,
         summary="OpenAI-compatible API with lossless speculative decoding.",
-        root_path=settings.root_path,
         redirect_slashes=False,
         redoc_url=None,
         middleware=[
+            Middleware(RootPathMiddleware, root_path=settings.root_path),
             Middleware(RequestIdMiddleware),
             Middleware(HttpMetricsMiddleware, observer=metrics),
             Middleware(ErrorMiddleware),

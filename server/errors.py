@@ -9,6 +9,7 @@
 | Overloaded             | 503    | server_error          | overloaded              |
 | EngineDead             | 503    | server_error          | engine_dead             |
 | RequestFailed, others  | 500    | server_error          | internal_error          |
+| ClientDisconnect       | 499    | nobody reads it                                 |
 
 Overload is a 503 and not a 429: OpenAI's 429 speaks of the client's own quota, and load balancers turn to
 another replica on a 503. Its Retry-After is honoured by the official client.
@@ -22,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from engine.errors import ContextTooLong, EngineDead, EngineError, InvalidRequest, Overloaded, RequestFailed
+from engine.errors import ContextTooLong, EngineDead, EngineError, InvalidRequest, Overloaded
 from server.protocol.error import ErrorBody, ErrorResponse
 
 CLIENT_CLOSED_REQUEST = 499
@@ -89,7 +90,7 @@ def as_api_error(error: Exception) -> ApiError:
             return unavailable(str(error) or "the waiting queue is full; try again later", "overloaded")
         case EngineDead():
             return ApiError(503, str(error) or "the engine has ended", code="engine_dead")
-        case RequestFailed():
+        case EngineError():
             return ApiError(500, str(error) or "the request failed in the engine", code="internal_error")
     logger.error("unexpected error while serving a request", exc_info=error)
     return ApiError(500, "internal error; the server's log has the details", code="internal_error")

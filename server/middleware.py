@@ -1,4 +1,4 @@
-"""Pure ASGI middleware, outermost first: request id, metrics, errors, body limit."""
+"""Pure ASGI middleware, outermost first: root path, request id, metrics, errors, body limit."""
 
 import re
 import time
@@ -26,6 +26,25 @@ class HttpObserver(Protocol):
 
     def http_request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Counts one answered request by its route's template."""
+
+
+class RootPathMiddleware:
+    """Tells the app of the path prefix that a proxy strips, so that /docs finds the schema behind it.
+
+    Args:
+        app: What answers.
+        root_path: The prefix, such as /llm; none if empty.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        if self._root_path:
+            scope["root_path"] = self._root_path
+        await self._app(scope, receive, send)
 
 
 class RequestIdMiddleware:

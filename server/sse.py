@@ -1,9 +1,10 @@
 """Server-sent events."""
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -37,7 +38,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers the request."""
-        await until_disconnect(receive, self._send_all(send))
+        # A client that has gone needs no answer, and one that has begun cannot become an error.
+        with suppress(ClientDisconnect):
+            await until_disconnect(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._batches) as batches:

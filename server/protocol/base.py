@@ -1,8 +1,8 @@
 """What the requests of both endpoints have in common."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from engine.sampling_params import MAX_DRAFT_TOKENS, SEED_MAX, SEED_MIN
 from server.protocol.fields import LogitBias, StopStrings
@@ -99,7 +99,7 @@ class GenerationRequest(RequestModel):
     logit_bias: LogitBias = Field((), description="Token ids and what is added to their logits, -100 to 100.")
     min_tokens: int = Field(0, ge=0, description="Tokens before which the answer may not end by itself.")
     ignore_eos: bool = Field(False, description="Go on past the model's end-of-text tokens.")
-    stop_token_ids: list[int] = Field(
+    stop_token_ids: Annotated[list[int], FailFast()] = Field(
         [], description="Token ids that end the answer as the model's own end-of-text does."
     )
     skip_special_tokens: bool = Field(True, description="Leave special tokens out of the text.")

@@ -1,16 +1,15 @@
 """POST /v1/chat/completions: request, answer and chunk."""
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.sampling_params import MAX_LOGPROBS
 from server.protocol.base import GenerationRequest, RequestModel
-from server.protocol.completion import FinishReasonName
 from server.protocol.fields import TextContent
 from server.protocol.refused import REFUSED_IN_CHAT, REFUSED_IN_MESSAGES, RefusedField
-from server.protocol.usage import Answer
+from server.protocol.usage import Answer, FinishReasonField, StopReasonField
 
 
 class ChatMessage(RequestModel):
@@ -29,7 +28,10 @@ class ChatCompletionRequest(GenerationRequest):
 
     refused_fields: ClassVar[tuple[RefusedField, ...]] = REFUSED_IN_CHAT
 
-    messages: list[ChatMessage] = Field(min_length=1, description="The conversation so far.")
+    # Without FailFast a body of bad messages would cost a minute of error objects.
+    messages: Annotated[list[ChatMessage], FailFast()] = Field(
+        min_length=1, description="The conversation so far."
+    )
     max_completion_tokens: int | None = Field(
         None, ge=1, description="Tokens to generate at most; default: the rest of the context."
     )
@@ -87,29 +89,24 @@ class MessageDelta(BaseModel):
     content: str | None = None
 
 
-class _Ending(BaseModel):
-    finish_reason: FinishReasonName | None = Field(
-        None, description="stop: the model or a stop ended it. length: the limit or the context did."
-    )
-    stop_reason: str | int | None = Field(
-        None, description="The stop string or stop token id that ended it, if one did."
-    )
-
-
-class ChatChoice(_Ending):
+class ChatChoice(BaseModel):
     """One answer."""
 
     index: int
     message: AssistantMessage
-    logprobs: ChatLogprobs | None = None
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReasonField
+    stop_reason: StopReasonField
 
 
-class ChatChunkChoice(_Ending):
+class ChatChunkChoice(BaseModel):
     """What a chunk adds to one answer."""
 
     index: int
     delta: MessageDelta
-    logprobs: ChatLogprobs | None = None
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReasonField
+    stop_reason: StopReasonField
 
 
 class ChatCompletion(Answer):

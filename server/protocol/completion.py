@@ -9,9 +9,7 @@ from engine.sampling_params import MAX_LOGPROBS
 from server.protocol.base import GenerationRequest
 from server.protocol.fields import Prompts
 from server.protocol.refused import REFUSED_IN_COMPLETIONS, RefusedField
-from server.protocol.usage import Answer
-
-FinishReasonName = Literal["stop", "length"]
+from server.protocol.usage import Answer, FinishReasonField, StopReasonField
 
 
 class CompletionRequest(GenerationRequest):
@@ -68,13 +66,9 @@ class CompletionChoice(BaseModel):
 
     index: int
     text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: FinishReasonName | None = Field(
-        None, description="stop: the model or a stop ended it. length: max_tokens or the context did."
-    )
-    stop_reason: str | int | None = Field(
-        None, description="The stop string or stop token id that ended it, if one did."
-    )
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReasonField
+    stop_reason: StopReasonField
 
 
 class Completion(Answer):

@@ -1,5 +1,6 @@
 """Field types that take more than one JSON shape, read by hand so that each error is one clear sentence."""
 
+from collections.abc import Sequence
 from typing import Annotated, cast
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -7,25 +8,35 @@ from pydantic_core import PydanticCustomError
 
 PromptInput = str | tuple[int, ...]
 
+# As at OpenAI.
+MAX_PROMPTS = 2048
+
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
 
-def _is_token_ids(value: object) -> bool:
-    # type() and not isinstance(): True is an int to Python, and no token id to anyone.
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+def _item_types(items: Sequence[object]) -> set[type]:
+    # In C, for a prompt may have millions of items; by type(), since True is an int but no token id.
+    return set(map(type, items))
 
 
 def _read_prompts(value: object) -> tuple[PromptInput, ...]:
     if isinstance(value, str):
         return (value,)
-    if _is_token_ids(value):
-        return (tuple(cast(list[int], value)),)
     if isinstance(value, list):
+        kinds = _item_types(value)
+        if kinds == {int}:
+            return (tuple(value),)
+        if len(value) > MAX_PROMPTS:
+            raise PydanticCustomError(
+                "too_many",
+                "must be at most {limit} prompts, got {count}",
+                {"limit": MAX_PROMPTS, "count": len(value)},
+            )
         if not value or [] in value:
             raise PydanticCustomError("empty", "must not be empty: the model needs a token to start from")
-        if all(isinstance(item, str) for item in value):
+        if kinds == {str}:
             return tuple(value)
-        if all(_is_token_ids(item) for item in value):
+        if kinds == {list} and all(_item_types(item) == {int} for item in value):
             return tuple(tuple(item) for item in value)
     raise PydanticCustomError(
         "prompt_type",

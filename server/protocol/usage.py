@@ -1,6 +1,18 @@
 """The numbers that come with an answer."""
 
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
 from pydantic import BaseModel, Field
+
+FinishReasonField = Annotated[
+    Literal["stop", "length"] | None,
+    Field(description="stop: the model or a stop ended it. length: the limit or the context did."),
+]
+StopReasonField = Annotated[
+    str | int | None,
+    Field(description="The stop string or stop token id that ended it, if one did."),
+]
 
 
 class PromptTokensDetails(BaseModel):
@@ -41,12 +53,14 @@ class SpeculationReport(BaseModel):
 
 
 class Answer(BaseModel):
-    """What every answer and every chunk begins with."""
+    """What every answer and every chunk has."""
 
     id: str
+    object: str
     created: int = Field(description="Unix time of the request.")
-    model: str
+    model: str = Field(description="The model's name, as the request spelt it.")
     system_fingerprint: str = Field(description="Names the server's version and model.")
+    choices: Sequence[BaseModel]
     usage: Usage | None = Field(
         None, description="Streamed: in the last chunk, if stream_options.include_usage is set."
     )

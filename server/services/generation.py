@@ -98,13 +98,14 @@ async def _drain(queue: "asyncio.Queue[ChoiceOutput | Exception]") -> list[Choic
 async def _follow(
     engine: EngineClient, choice: Choice, arrived: "asyncio.Queue[ChoiceOutput | Exception]"
 ) -> None:
+    finished = False
     try:
         async for output in engine.generate(choice.request_id, choice.prompt_token_ids, choice.params):
             _check_ending(output)
             arrived.put_nowait(ChoiceOutput(choice, output))
-            if output.finish_reason is not None:
-                return
-        raise RequestFailed("the engine ended the request without a reason")
+            finished = output.finish_reason is not None
+        if not finished:
+            raise RequestFailed("the engine ended the request without a reason")
     except Exception as error:
         arrived.put_nowait(error)
 

@@ -1,6 +1,6 @@
 """From a request's fields to the engine's SamplingParams."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from engine.client import ModelInfo
 from engine.errors import ContextTooLong, InvalidRequest
@@ -62,9 +62,9 @@ def check_context(prompt_len: int, max_tokens: int | None, model: ModelInfo, par
     )
 
 
-def check_token_ids(token_ids: Iterable[int], model: ModelInfo, param: str) -> None:
+def check_token_ids(token_ids: Sequence[int], model: ModelInfo, param: str) -> None:
     """Refuses ids that the model does not have."""
-    for token_id in token_ids:
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < model.vocab_size:
             raise InvalidRequest(
                 f"{param} has token id {token_id}; the model's are 0 to {model.vocab_size - 1}", param
@@ -84,7 +84,7 @@ def _params(
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     check_token_ids(request.stop_token_ids, model, "stop_token_ids")
-    check_token_ids((token_id for token_id, _ in request.logit_bias), model, "logit_bias")
+    check_token_ids([token_id for token_id, _ in request.logit_bias], model, "logit_bias")
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
