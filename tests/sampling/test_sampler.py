@@ -82,6 +82,11 @@ def generate(
     return [line.token_ids[len(PROMPT) : length] for line in lines]
 
 
+def generate_next(lines: Sequence[Line]) -> list[tuple[int, ...]]:
+    tasks = tasks_of(lines, no_draft)
+    return [run.token_ids for run in Sampler()(MODEL.rows(tasks), tasks)]
+
+
 @each
 def random_trees(line: Line) -> TokenTree:
     """Another tree at each place of each request, of any shape, now and then empty."""
@@ -172,6 +177,32 @@ def test_rejection_at_temperature_zero_is_the_plain_run() -> None:
     ]
     for drafter in DRAFTERS.values():
         assert generate(lines, drafter, 24) == generate(lines, no_draft, 24)
+
+
+def test_a_sampled_chain_at_temperature_zero_is_matched() -> None:
+    line = Line(SamplingParams(temperature=0.0, speculation=REJECTION))
+    (plain,) = generate([line], no_draft, 3)
+    wrong = (plain[1] + 1) % VOCAB
+    certain = [torch.nn.functional.one_hot(torch.tensor(token), VOCAB).float() for token in (plain[0], wrong)]
+    task = line.task(TokenTree.chain([plain[0], wrong], Proposal.SAMPLED, certain))
+    (run,) = Sampler()(MODEL.rows([task]), [task])
+    assert run.accepted_nodes == (1,)
+    assert run.token_ids == plain[:2]
+
+
+def test_a_rejected_token_is_replaced_with_noise_of_its_own() -> None:
+    # The bias makes the target refuse token 5, so that every run ends in a replacement.
+    q = torch.full((VOCAB,), 1 / VOCAB)
+    for seed in range(40):
+        line = Line(SamplingParams(seed=seed, logit_bias=((5, -100.0),), speculation=REJECTION))
+        task = line.task(TokenTree.chain([5], Proposal.SAMPLED, [q]))
+        rows = MODEL.rows([task])
+        (run,) = Sampler()(rows, [task])
+        group = RowGroup(line.params, line.token_ids, len(PROMPT), EOS)
+        p = process_logits(rows[:1], [group]).softmax(-1)
+        key = NoiseKey(seed, 0, len(PROMPT), Stream.RESIDUAL)
+        expected = choose_tokens((p - q).clamp(min=0).log(), [key]).tolist()
+        assert (run.accepted_nodes, list(run.token_ids)) == ((), expected)
 
 
 def test_rejection_of_drafts_that_were_not_sampled_is_the_plain_run() -> None:
@@ -318,6 +349,11 @@ def test_a_draft_equal_to_the_target_is_always_accepted_by_ratio() -> None:
     runs = Sampler()(MODEL.rows(tasks), tasks)
     assert all(run.accepted_nodes == (1, 2, 3) for run in runs)
     assert all(run.token_ids[:3] == task.tree.tokens for run, task in zip(runs, tasks, strict=True))
+    # What follows is the plain run's choice there: the bonus is drawn with the target's own noise.
+    ends = [
+        Line(line.params, line.token_ids + run.token_ids[:3]) for line, run in zip(lines, runs, strict=True)
+    ]
+    assert [(run.token_ids[3],) for run in runs] == generate_next(ends)
 
 
 def test_the_ratio_rule_accepts_more_than_the_match_rule_on_sampled_drafts() -> None:
