@@ -83,14 +83,15 @@ class EngineCore:
         request = self._requests.get(request_id)
         if request is None:
             return None
+        record = self._records[request_id]
         output = RequestOutput(
             request_id,
             text=self._outputs.finish(request_id),
             finish_reason=reason,
             num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_cached_tokens,
+            num_cached_tokens=record.num_cached_tokens,
             num_output_tokens=request.num_output_tokens,
-            speculation=self._records[request_id].stats(),
+            speculation=record.stats(),
         )
         self._retire(request, reason)
         return output
@@ -133,6 +134,7 @@ class EngineCore:
             record = self._records[item.request.request_id]
             if record.scheduled is None:
                 recorder.num_prompt_tokens += item.request.num_prompt_tokens
+                record.num_cached_tokens = item.request.num_cached_tokens
             recorder.scheduled(record, now)
         if self._drafting is not None:
             for request in plan.preempted:
@@ -206,7 +208,7 @@ class EngineCore:
             finish_reason=processed.finish_reason,
             stop_reason=processed.stop_reason,
             num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_cached_tokens,
+            num_cached_tokens=record.num_cached_tokens,
             num_output_tokens=request.num_output_tokens,
             speculation=record.stats(),
         )

@@ -13,6 +13,7 @@ class RequestRecord:
         arrival: When it was added, seconds of the engine's clock.
         scheduled: When it first took part in a step.
         last_output: When its last tokens were committed.
+        num_cached_tokens: Prompt tokens that the prefix cache supplied when it first took part.
         num_steps, num_drafts, num_draft_tokens, num_accepted_tokens, num_committed_tokens: See
             SpeculationStats.
     """
@@ -20,6 +21,7 @@ class RequestRecord:
     arrival: float
     scheduled: float | None = None
     last_output: float | None = None
+    num_cached_tokens: int = 0
     num_steps: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0

@@ -68,9 +68,13 @@ class KVCacheManager:
         block = self._tables[request.request_id].blocks[index // self.block_size]
         return block * self.block_size + index % self.block_size
 
+    def num_looked_up(self, request: Request) -> int:
+        """Tokens that `match_prefix` compares; none where the request may not use the prefix cache."""
+        return request.num_tokens if self._prefix_caching and not request.needs_every_row else 0
+
     def match_prefix(self, request: Request) -> PrefixMatch:
         """Finds the longest cached beginning; the last token at least is left, since its row is needed."""
-        if not self._prefix_caching or request.needs_every_row:
+        if not self.num_looked_up(request):
             return PrefixMatch((), 0, 0)
         blocks: list[int] = []
         num_draft = 0

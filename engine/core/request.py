@@ -30,7 +30,8 @@ class Request:
         params: Sampling parameters, the seed resolved.
         stop_rules: When the answer ends, by token ids.
         num_computed_tokens: Leading tokens whose keys and values are in the target's cache.
-        num_cached_tokens: Leading tokens the prefix cache supplied at the last admission.
+        num_cached_tokens: Leading tokens the prefix cache supplied at the last admission; after a preemption
+            they may be more than the prompt.
         num_draft_cached_tokens: Those among them that the speculator's cache holds too.
         draft: The tree to be verified in the next step.
         status: Where it stands.

@@ -91,7 +91,7 @@ class Scheduler:
             request = self.waiting[0]
             if not self._admit(request, budget):
                 break
-            queries += request.num_tokens
+            queries += self.kv.num_looked_up(request)
             hits += request.num_cached_tokens
             admitted = self._fit(request, budget)
             scheduled.append(admitted)
