@@ -34,7 +34,8 @@ class ModelRunner:
     @property
     def device(self) -> torch.device:
         """Where the model lives."""
-        return self._module.device
+        device: torch.device = self._module.device
+        return device
 
     def build(self, slices: list[SequenceSlice]) -> InputBatch:
         """Lays slices out for `forward`."""
