@@ -49,8 +49,8 @@ def make(request: pytest.FixtureRequest) -> Callable[[], Speculator]:
     return SPECULATORS[request.param]
 
 
-def texts(lengths: tuple[int, ...] = (3, 17, 9, 30)) -> list[Text]:
-    """Requests of all kinds whose prompts repeat themselves."""
+def texts(lengths: tuple[int, ...] = (3, 17, 17, 30)) -> list[Text]:
+    """Requests of all kinds whose prompts repeat themselves; two of them compete for one place."""
     sampled = SamplingParams(seed=4, temperature=1.3, top_p=0.9, repetition_penalty=1.1)
     kinds = (
         GREEDY,

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from engine.model.input_batch import SequenceSlice
 from engine.sampling.logits import process_logits
@@ -44,7 +45,7 @@ SAMPLED = SamplingParams(
 
 
 @pytest.fixture(scope="module")
-def plain():  # type: ignore[no-untyped-def]
+def plain() -> PreTrainedModel:
     return tiny_model("llama", attention="eager")
 
 
@@ -132,7 +133,7 @@ def test_being_asked_again_without_a_new_token(runner: RecordingRunner) -> None:
     assert propose(speculator, text.ask(3)) == first
 
 
-def test_a_prompt_is_followed_while_it_is_read(plain, runner: RecordingRunner) -> None:  # type: ignore[no-untyped-def]
+def test_a_prompt_is_followed_while_it_is_read(plain: PreTrainedModel, runner: RecordingRunner) -> None:
     speculator = make_drafter(runner)
     text = Text("a", random_tokens(13, 5), Blocks())
     for num_computed in (4, 4, 9):
@@ -144,7 +145,7 @@ def test_a_prompt_is_followed_while_it_is_read(plain, runner: RecordingRunner) -
     assert tree.tokens == greedy_chain(plain, text.tokens, 3)
 
 
-def test_catching_up_in_steps_of_the_token_limit(plain, runner: RecordingRunner) -> None:  # type: ignore[no-untyped-def]
+def test_catching_up_in_steps_of_the_token_limit(plain: PreTrainedModel, runner: RecordingRunner) -> None:
     speculator = make_drafter(runner, max_num_batched_tokens=5)
     blocks = Blocks()
     late = Text("a", random_tokens(12, 6), blocks)
@@ -172,7 +173,7 @@ def test_more_requests_than_tokens_in_a_pass(runner: RecordingRunner) -> None:
     assert all(len(batch.input_ids) <= 2 for batch in runner.passes)
 
 
-def test_it_starts_where_the_prefix_cache_ends(plain, runner: RecordingRunner) -> None:  # type: ignore[no-untyped-def]
+def test_it_starts_where_the_prefix_cache_ends(plain: PreTrainedModel, runner: RecordingRunner) -> None:
     speculator = make_drafter(runner)
     blocks = Blocks()
     first = Text("a", random_tokens(11, 9), blocks)
@@ -186,7 +187,7 @@ def test_it_starts_where_the_prefix_cache_ends(plain, runner: RecordingRunner) -
     assert tree.tokens == greedy_chain(plain, tokens, 3)
 
 
-def test_a_request_that_lost_its_blocks_starts_anew(plain, runner: RecordingRunner) -> None:  # type: ignore[no-untyped-def]
+def test_a_request_that_lost_its_blocks_starts_anew(plain: PreTrainedModel, runner: RecordingRunner) -> None:
     speculator = make_drafter(runner)
     blocks = Blocks()
     text = Text("a", random_tokens(7, 11), blocks)
@@ -199,9 +200,8 @@ def test_a_request_that_lost_its_blocks_starts_anew(plain, runner: RecordingRunn
 
 
 def test_padded_ids_are_never_drafted() -> None:
-    padded = {"vocab_size": 272}
-    module = tiny_model("llama", **padded)
-    plain = tiny_model("llama", attention="eager", **padded)
+    module = tiny_model("llama", vocab_size=272)
+    plain = tiny_model("llama", attention="eager", vocab_size=272)
     # Make the padding the favourite everywhere: a cut in the wrong place would choose it.
     for model in (module, plain):
         model.lm_head.weight.data[VOCAB_SIZE:] = 8 * model.lm_head.weight.data[: 272 - VOCAB_SIZE]
@@ -248,7 +248,7 @@ def test_a_chain_ends_with_the_end_of_the_answer(
 
 @pytest.mark.parametrize("params", [SAMPLED, replace(SAMPLED, temperature=0.0), SamplingParams(seed=-5)])
 def test_coupled_draws_are_the_choices_of_a_target_that_equals_the_draft(
-    plain,  # type: ignore[no-untyped-def]
+    plain: PreTrainedModel,
     runner: RecordingRunner,
     params: SamplingParams,
 ) -> None:
@@ -270,7 +270,9 @@ def test_coupled_draws_are_the_choices_of_a_target_that_equals_the_draft(
     assert drafted > 20
 
 
-def test_sampled_draws_come_with_what_they_were_drawn_from(plain, runner: RecordingRunner) -> None:  # type: ignore[no-untyped-def]
+def test_sampled_draws_come_with_what_they_were_drawn_from(
+    plain: PreTrainedModel, runner: RecordingRunner
+) -> None:
     params = replace(SAMPLED, speculation=SpeculationParams(acceptance=Acceptance.REJECTION))
     eos = frozenset({1, 2, 3})
     speculator = make_drafter(runner, eos_token_ids=eos)
@@ -313,7 +315,7 @@ def test_each_request_of_a_batch_is_drawn_its_own_way(runner: RecordingRunner) -
 @pytest.mark.parametrize("failing_pass", [1, 2, 3])
 @pytest.mark.parametrize("num_accepted", [0, 2, 4])
 def test_a_failed_pass_leaves_the_cache_as_it_is_known(
-    plain,  # type: ignore[no-untyped-def]
+    plain: PreTrainedModel,
     runner: RecordingRunner,
     failing_pass: int,
     num_accepted: int,
