@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 GIB = 1 << 30
 CPU_SHARE = 0.5
 GPU_SHARE = 0.9
-"""Shares of the free memory that the KV pool takes unasked; the rest is for activations and other programs."""
+"""Shares of the free memory that the KV pool takes unasked; the rest is left to activations and others."""
 
 _NO_LIMIT = 1 << 60
 
@@ -116,9 +116,10 @@ def plan_blocks(
 def _check_longest(wanted: int, demand: _Demand, per_block: int, config: CacheConfig, reason: str) -> None:
     if wanted >= demand.one_sequence:
         return
+    needed = _gib(demand.one_sequence * per_block)
     raise StartupError(
-        f"the KV pool has room for {wanted} blocks of {config.block_size} tokens ({reason}), but one sequence "
-        f"of max_model_len needs {demand.one_sequence} ({_gib(demand.one_sequence * per_block)}); set "
+        f"the KV pool has room for {wanted} blocks of {config.block_size} tokens ({reason}), but one "
+        f"sequence of max_model_len needs {demand.one_sequence} ({needed}); set "
         f"max_model_len to at most {wanted * config.block_size}, or give the pool more with kv_cache_gb"
     )
 

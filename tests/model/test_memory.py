@@ -61,7 +61,7 @@ def test_no_more_than_all_sequences_can_fill(free: pytest.MonkeyPatch) -> None:
 
 def test_kv_cache_gb_sets_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda device: GIB)
-    assert plan(CacheConfig(kv_cache_gb=0.01)).num_blocks == int(0.01 * GIB) // PER_BLOCK
+    assert plan(CacheConfig(kv_cache_gb=0.004)).num_blocks == int(0.004 * GIB) // PER_BLOCK
 
 
 def test_num_kv_blocks_is_taken_as_it_is(free: pytest.MonkeyPatch) -> None:
