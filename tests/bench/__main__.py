@@ -90,7 +90,7 @@ def build(options: argparse.Namespace) -> dict[str, LLM]:
     methods: list[SpeculationConfig] = [NoSpeculation(), NgramSpeculation(**length)]
     if options.draft_model:
         methods.append(DraftModelSpeculation(draft_model=options.draft_model, **length))
-    engines = {}
+    engines: dict[str, LLM] = {}
     for speculation in methods:
         config = EngineConfig(
             model=model,
