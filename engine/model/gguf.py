@@ -122,13 +122,14 @@ def _convert_tokenizer(reader: GGUFReader, file: Path) -> PreTrainedTokenizerFas
     backend: Tokenizer = read.backend_tokenizer
     if _field(reader, "tokenizer.ggml.model") == "gpt2":
         _set_splitting(backend, str(_field(reader, "tokenizer.ggml.pre") or "default"), file)
+    size = _vocab_size(reader)
     special = {
         name: token
         for name in ("bos_token", "eos_token", "unk_token", "pad_token")
-        if (token := getattr(read, name)) is not None
+        if (token := getattr(read, name)) is not None and read.convert_tokens_to_ids(token) < size
     }
     return PreTrainedTokenizerFast(
-        tokenizer_object=_without_padding(backend, _padding_tokens(reader)),
+        tokenizer_object=_cut(backend, size),
         chat_template=read.chat_template,
         clean_up_tokenization_spaces=False,
         **special,
@@ -153,27 +154,24 @@ def _set_splitting(backend: Tokenizer, pre: str, file: Path) -> None:
         )
 
 
-def _padding_tokens(reader: GGUFReader) -> frozenset[str]:
-    """Tokens at the vocabulary's end that stand for nothing and only round its size up."""
+def _vocab_size(reader: GGUFReader) -> int:
+    """Ids of the file that stand for something; the ones behind them only round the vocabulary's size up."""
+    tokens = reader.fields["tokenizer.ggml.tokens"]
     types = _field(reader, "tokenizer.ggml.token_type")
     if not isinstance(types, list):
-        return frozenset()
-    used = max(index for index, kind in enumerate(types) if kind != TokenType.UNUSED) + 1
-    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
-    return frozenset(tokens[used:])
+        return len(tokens.data)
+    return max(index for index, kind in enumerate(types) if kind != TokenType.UNUSED) + 1
 
 
-def _without_padding(backend: Tokenizer, padding: frozenset[str]) -> Tokenizer:
-    if not padding:
-        return backend
+def _cut(backend: Tokenizer, size: int) -> Tokenizer:
+    """Drops ids from `size` on: padding, and tokens that transformers adds by habit of a tokenizer class."""
     description = json.loads(backend.to_str())
-    vocabulary = description["model"]["vocab"]
-    if isinstance(vocabulary, dict):
-        description["model"]["vocab"] = {
-            token: index for token, index in vocabulary.items() if token not in padding
-        }
+    model = description["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {token: index for token, index in model["vocab"].items() if index < size}
     else:
-        description["model"]["vocab"] = [entry for entry in vocabulary if entry[0] not in padding]
+        model["vocab"] = model["vocab"][:size]
+    description["added_tokens"] = [token for token in description["added_tokens"] if token["id"] < size]
     return Tokenizer.from_str(json.dumps(description))
 
 
