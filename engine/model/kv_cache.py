@@ -47,13 +47,14 @@ class PagedKVCache:
     ) -> None:
         num_slots = num_blocks * block_size
         self.block_size = block_size
-        # Zeros, not empty memory: a masked slot is multiplied by a zero weight, and 0 * NaN would be NaN.
+        # Not filled: attention reads only slots that were written, and a CPU's pool takes real memory only
+        # as its pages are used.
         self.keys = [
-            torch.zeros(num_slots, layer.num_kv_heads, layer.key_dim, dtype=dtype, device=device)
+            torch.empty(num_slots, layer.num_kv_heads, layer.key_dim, dtype=dtype, device=device)
             for layer in layers
         ]
         self.values = [
-            torch.zeros(num_slots, layer.num_kv_heads, layer.value_dim, dtype=dtype, device=device)
+            torch.empty(num_slots, layer.num_kv_heads, layer.value_dim, dtype=dtype, device=device)
             for layer in layers
         ]
 
