@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from engine.config import EngineConfig, Section
+from engine.sampling_params import MAX_LOGPROBS
 from server.options import ENV_PREFIX, Option, derive_options, flag_of, variable_of
 
 CONFIG_VARIABLE = variable_of("config")
@@ -33,6 +34,10 @@ class HttpConfig(Section):
     )
     root_path: str = Field("", description="Path prefix that a proxy strips, such as /llm.")
     max_body_mb: float = Field(8.0, gt=0, description="Largest request body accepted, in MiB.")
+    max_choices: int = Field(1024, ge=1, description="Answers that one request may ask for: prompts times n.")
+    max_logprobs: int = Field(
+        MAX_LOGPROBS, ge=0, le=MAX_LOGPROBS, description="Alternatives per token that a request may ask for."
+    )
     shutdown_grace_seconds: int = Field(
         30, ge=0, description="Time that running answers get to finish after SIGTERM or Ctrl+C."
     )

@@ -39,6 +39,8 @@ def serve(loaded: LoadedConfig) -> None:
             served_model_name=http.served_model_name,
             root_path=http.root_path,
             max_body_bytes=int(http.max_body_mb * 2**20),
+            max_logprobs=http.max_logprobs,
+            max_choices=http.max_choices,
         )
         app = create_app(engine, settings, metrics)
 
