@@ -3,7 +3,7 @@
 It is read off the pydantic sections, so a setting is declared once, where it is used.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import NoneType
@@ -82,9 +82,10 @@ class OptionSet:
     options: dict[str, Option]
     choice: Choice
 
-    def nearest(self, name: str) -> str | None:
-        """The known flat name that looks most like `name`."""
-        close = get_close_matches(name.lower().strip("-").replace("-", "_"), self.options, n=1)
+    def nearest(self, name: str, also: Sequence[str] = ()) -> str | None:
+        """The known flat name, or one of `also`, that looks most like `name`."""
+        known = [*self.options, *also]
+        close = get_close_matches(name.lower().strip("-").replace("-", "_"), known, n=1)
         return close[0] if close else None
 
     def at(self, location: tuple[int | str, ...]) -> Option | None:

@@ -71,6 +71,8 @@ def test_help_and_version_load_neither_torch_nor_the_web_framework() -> None:
             "unknown flag --max-model-length: did you mean --max-model-len?",
         ),
         (["serve", "--por", "80"], "unknown flag --por: did you mean --port?"),
+        (["serve", "--confg", "a.yaml"], "unknown flag --confg: did you mean --config?"),
+        (["serve", "--port", "-1"], "--port: port must be greater than or equal to 0, got '-1'"),
         (["serve", "--port", "x"], "--port: port must be a valid integer"),
         (["serve", "--port", ""], "--port: port is empty"),
         (["serve", "gpt2"], "unexpected argument gpt2: settings are flags, such as --model gpt2"),

@@ -93,6 +93,7 @@ def test_home_is_expanded_where_no_shell_did_it(monkeypatch: pytest.MonkeyPatch)
         ("prt: 1", "unknown key prt: did you mean port?"),
         ("max-model-len: 9", "unknown key max-model-len: did you mean max_model_len?"),
         ("zzzzzz: 9", "unknown key zzzzzz: see outrider serve --help"),
+        ("config: other.yaml", "unknown key config: "),
         ("1: 9", "unknown key 1: see outrider serve --help"),
         ("port: eighty", "port must be a valid integer, unable to parse string as an integer, got 'eighty'"),
         ("port: [1]", "port must be a valid integer, got [1]"),
