@@ -16,9 +16,6 @@ REQUEST_ID_HEADER = "x-request-id"
 UNMATCHED_ROUTE = "unmatched"
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
-# A body that is too long is read to its end, up to this many times the limit, before it is refused:
-# closing a connection with unread bytes resets it, and most clients then never see the answer.
-_DRAIN_FACTOR = 8
 
 
 class HttpObserver(Protocol):
@@ -143,6 +140,9 @@ class ErrorMiddleware:
 class BodyLimitMiddleware:
     """Refuses bodies over a limit with a 413, whether or not their length is announced.
 
+    The rest is left unread; the web server throws it away and keeps the connection, so that clients who
+    send before they read still see the answer.
+
     Args:
         app: What answers.
         max_bytes: The limit.
@@ -157,11 +157,8 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        length = headers.get("content-length", "")
+        length = Headers(scope=scope).get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._max_bytes:
-            if "expect" not in headers:
-                await self._drain(receive)
             raise self._too_large
         num_read = 0
 
@@ -170,8 +167,6 @@ class BodyLimitMiddleware:
             message = await receive()
             num_read += len(message.get("body", b""))
             if num_read > self._max_bytes:
-                if message.get("more_body", False):
-                    await self._drain(receive)
                 raise self._too_large
             return message
 
@@ -182,13 +177,3 @@ class BodyLimitMiddleware:
         return ApiError(
             413, f"the body is larger than {self._max_bytes} bytes, the limit", code="request_too_large"
         )
-
-    async def _drain(self, receive: Receive) -> None:
-        left = self._max_bytes * _DRAIN_FACTOR
-        while left > 0:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            left -= len(message.get("body", b""))
-            if not message.get("more_body", False):
-                return

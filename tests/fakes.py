@@ -48,6 +48,7 @@ class FakeEngine:
         ending: Finish reason of complete answers.
         template_error: Raised by apply_chat_template().
         requests: What came in, in order.
+        num_cached_tokens: What a prompt's first choice finds in the cache; each later one finds one more.
         aborted: Ids of requests that were left before their end, in order.
         active: Ids of requests between generate() and their end, waiting ones included.
     """
@@ -137,7 +138,7 @@ class FakeEngine:
                 prompt_logprobs=self._prompt_logprobs(request) if step == 1 else None,
                 finish_reason=ending if last else None,
                 num_prompt_tokens=len(request.prompt_token_ids),
-                num_cached_tokens=self.num_cached_tokens,
+                num_cached_tokens=self.num_cached_tokens + params.choice,
                 num_output_tokens=start + len(run),
                 speculation=self._speculation(step, start + len(run)),
             )

@@ -198,6 +198,16 @@ def test_a_body_of_10_mb_is_refused_and_the_next_request_served(served: Served, 
     assert served.http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
 
 
+def test_who_sends_too_much_in_one_go_can_still_read_the_answer(served: Served) -> None:
+    """Closing a connection while bytes come in resets it, and most clients then see no answer."""
+    size = 30_000_000
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", served.server.port), timeout=10) as connection:
+        connection.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode())
+        connection.sendall(b"x" * size)
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_the_limit_itself_is_allowed(serve: Serve, chunked: bool) -> None:
     served = serve(settings=AppSettings(max_body_bytes=100))

@@ -250,12 +250,17 @@ def test_an_error_after_it_is_a_last_frame_and_no_done_follows(
     assert last == {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
 
 
-@pytest.mark.parametrize("ending", [FinishReason.ABORT, FinishReason.ERROR])
-def test_an_answer_that_the_engine_gave_up_does_not_look_finished(serve: Serve, ending: FinishReason) -> None:
+@pytest.mark.parametrize(
+    ("ending", "code"), [(FinishReason.ABORT, "aborted"), (FinishReason.ERROR, "internal_error")]
+)
+def test_an_answer_that_the_engine_gave_up_does_not_look_finished(
+    serve: Serve, ending: FinishReason, code: str
+) -> None:
     served = serve(FakeEngine(ending=ending))
     *events, last = map(json.loads, frames(stream(served, COMPLETIONS).text))
     assert all(event["choices"][0]["finish_reason"] is None for event in events)
-    assert last["error"]["type"] == "server_error"
+    assert (last["error"]["type"], last["error"]["code"]) == ("server_error", code)
+    assert "log" not in last["error"]["message"]
 
 
 def test_one_failing_choice_ends_the_call_and_aborts_the_others(serve: Serve) -> None:
