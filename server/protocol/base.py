@@ -1,12 +1,13 @@
 """What the requests of both endpoints have in common."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from engine.sampling_params import MAX_DRAFT_TOKENS, SEED_MAX, SEED_MIN
 from server.protocol.fields import LogitBias, StopStrings
-from server.protocol.refused import REFUSED_IN_STREAM_OPTIONS, RefusedField, refuse
+from server.protocol.refused import RefusedField, refuse
 
 MAX_CHOICES = 128
 
@@ -30,10 +31,11 @@ class RequestModel(BaseModel):
 class StreamOptions(RequestModel):
     """Options of a streamed answer."""
 
-    refused_fields: ClassVar[tuple[RefusedField, ...]] = REFUSED_IN_STREAM_OPTIONS
-
     include_usage: bool = Field(
         False, description="Send the usage in one more chunk, without choices, before [DONE]."
+    )
+    continuous_usage_stats: bool = Field(
+        False, description="Must be false in a stream: usage comes once, at its end."
     )
 
 
@@ -116,3 +118,14 @@ class GenerationRequest(RequestModel):
         StreamOptions(), description="Options of a streamed answer; ignored without stream."
     )
     user: str | None = Field(None, description="Taken for compatibility; has no effect, here as at OpenAI.")
+
+    @model_validator(mode="after")
+    def _usage_comes_once(self) -> Self:
+        # Not checked by the options themselves, because without a stream they have no effect.
+        if self.stream and self.stream_options.continuous_usage_stats:
+            raise PydanticCustomError(
+                "continuous_usage_stats",
+                "{field} is not supported: usage comes once, at the end; use include_usage",
+                {"field": "stream_options.continuous_usage_stats"},
+            )
+        return self

@@ -94,10 +94,6 @@ REFUSED_IN_MESSAGES = (
     RefusedField("audio", (), _NO_AUDIO),
 )
 
-REFUSED_IN_STREAM_OPTIONS = (
-    RefusedField("continuous_usage_stats", (False,), "usage comes once, at the end: use include_usage"),
-)
-
 
 def refuse(values: Mapping[str, object], fields: Iterable[RefusedField]) -> None:
     """Raises a validation error for the first of `fields` that asks for something."""

@@ -217,7 +217,7 @@ def test_best_of_equal_to_n_asks_for_nothing_more(served: Served) -> None:
 
 
 def test_stream_options_without_stream_are_ignored(served: Served) -> None:
-    for options in ({"include_usage": True}, {}, None):
+    for options in ({"include_usage": True}, {"continuous_usage_stats": True}, {}, None):
         assert complete(served, prompt="x", stream=False, stream_options=options)["usage"]
     assert complete(served, prompt="x", stream_options={"include_usage": True})["object"] == "text_completion"
 
