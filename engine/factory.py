@@ -14,7 +14,7 @@ from engine.model.attention.reference import ReferenceAttention
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import load_causal_lm
-from engine.model.memory import CacheFootprint, plan_blocks
+from engine.model.memory import GIB, CacheFootprint, plan_blocks
 from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
 from engine.speculation.base import Speculator
@@ -73,7 +73,14 @@ def assemble(
         target.max_model_len,
         target.device,
     )
-    logger.info("kv cache: %s", plan.reason)
+    logger.info(
+        "kv cache: %d blocks of %d tokens, %.2f GiB for %s (%s)",
+        plan.num_blocks,
+        config.cache.block_size,
+        plan.total_bytes / GIB,
+        "the target" if draft is None else "target and draft",
+        plan.reason,
+    )
     if speculator is None:
         speculator = build_speculator(config, target, draft, plan.num_blocks)
     tokenizer = None if target.tokenizer is None else Tokenizer(target.tokenizer)
@@ -88,14 +95,23 @@ def assemble(
     )
     cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, target.dtype, target.device)
     runner = ModelRunner(target.module, cache, ReferenceAttention(), target.vocab_size)
-    drafting = _drafting(config, target, speculator)
+    drafting = _drafting(config, target, draft, speculator)
     core = EngineCore(runner, scheduler, OutputProcessor(tokenizer), limits, drafting)
     return Engine(core, _model_info(config, target, tokenizer), tokenizer)
 
 
-def _drafting(config: EngineConfig, target: LoadedModel, speculator: Speculator | None) -> Drafting | None:
+def _drafting(
+    config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, speculator: Speculator | None
+) -> Drafting | None:
     if speculator is None:
+        logger.info("speculation: none")
         return None
+    logger.info(
+        "speculation: %s, %d draft tokens per step%s",
+        config.speculation.method,
+        config.speculation.num_draft_tokens,
+        "" if draft is None else f", drafted by {draft.name} (context {draft.max_model_len})",
+    )
     planner = Planner(
         config.speculation.num_draft_tokens,
         target.max_model_len,
