@@ -116,6 +116,8 @@ class StepStats:
         num_prompt_tokens: Prompt tokens processed.
         num_generation_tokens: Tokens committed to answers.
         num_target_forwards: 1, or 0 when nothing was scheduled.
+        num_request_forwards: Requests that it brought tokens for; what speculation alone wins is tokens over
+            these, while tokens over forwards grow with the batch as well.
         num_drafts: Requests that had a draft checked.
         num_draft_tokens: Draft nodes checked.
         num_accepted_tokens: Draft tokens that stood.
@@ -138,6 +140,7 @@ class StepStats:
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_target_forwards: int = 0
+    num_request_forwards: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

@@ -50,6 +50,7 @@ class StepRecorder:
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_target_forwards: int = 0
+    num_request_forwards: int = 0
     num_outgrown: int = 0
     num_draft_tokens: int = 0
     propose_seconds: float = 0.0
@@ -72,6 +73,7 @@ class StepRecorder:
     ) -> None:
         """Notes a verdict: of num_drafted nodes num_accepted stand, and num_tokens tokens in all."""
         record.num_steps += 1
+        self.num_request_forwards += 1
         record.num_committed_tokens += num_tokens
         self.num_generation_tokens += num_tokens
         if num_drafted:
@@ -109,6 +111,7 @@ class StepRecorder:
             num_prompt_tokens=self.num_prompt_tokens,
             num_generation_tokens=self.num_generation_tokens,
             num_target_forwards=self.num_target_forwards,
+            num_request_forwards=self.num_request_forwards,
             num_drafts=len(self._accepted_lengths),
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=sum(self._accepted_lengths),

@@ -5,7 +5,8 @@ and all combinations exist from the start. So a scrape cannot grow, `increase()`
 each kind, and a fresh server shows zeros. Ratios are left to the reader, who divides counters:
 
     acceptance rate     spec_decode_num_accepted_tokens_total / spec_decode_num_draft_tokens_total
-    tokens per forward  committed_tokens_total / target_forwards_total
+    tokens per forward  committed_tokens_total / target_forwards_total, all requests of a batch together
+    ... of one request  committed_tokens_total / request_forwards_total, 1 without speculation
     acceptance length   1 + spec_decode_num_accepted_tokens_total / spec_decode_num_drafts_total
 """
 
@@ -142,6 +143,9 @@ class Metrics:
 
     def _add_speculation(self, family: _EngineFamily) -> None:
         self._forwards = family.counter("target_forwards", "Forward passes of the target model.")
+        self._request_forwards = family.counter(
+            "request_forwards", "Forward passes, counted once for each request they brought tokens for."
+        )
         self._committed = family.counter(
             "committed_tokens", "Tokens committed to answers; over target_forwards_total: tokens per forward."
         )
@@ -248,6 +252,7 @@ class Metrics:
 
     def _count_speculation(self, stats: StepStats) -> None:
         self._forwards.inc(stats.num_target_forwards)
+        self._request_forwards.inc(stats.num_request_forwards)
         self._committed.inc(stats.num_generation_tokens)
         self._drafts.inc(stats.num_drafts)
         self._draft_tokens.inc(stats.num_draft_tokens)

@@ -54,7 +54,7 @@ def test_the_names_are_the_ones_readers_know() -> None:
         e2e_request_latency_seconds_bucket request_queue_time_seconds_bucket request_prompt_tokens_bucket
         request_generation_tokens_bucket spec_decode_num_drafts_total spec_decode_num_draft_tokens_total
         spec_decode_num_accepted_tokens_total spec_decode_num_accepted_tokens_per_pos_total
-        target_forwards_total committed_tokens_total spec_decode_accepted_length_bucket
+        target_forwards_total request_forwards_total committed_tokens_total spec_decode_accepted_length_bucket
         propose_seconds_bucket forward_seconds_bucket sample_seconds_bucket
         spec_decode_outgrown_requests_total http_requests_total http_request_duration_seconds_bucket
         build_info
@@ -84,6 +84,7 @@ def test_a_step_is_added_where_it_belongs() -> None:
         num_prompt_tokens=32,
         num_generation_tokens=7,
         num_target_forwards=1,
+        num_request_forwards=2,
         num_drafts=2,
         num_draft_tokens=8,
         num_accepted_tokens=5,
@@ -110,6 +111,7 @@ def test_a_step_is_added_where_it_belongs() -> None:
         "generation_tokens_total": 14,
         "committed_tokens_total": 14,
         "target_forwards_total": 2,
+        "request_forwards_total": 4,
         "spec_decode_num_drafts_total": 4,
         "spec_decode_num_draft_tokens_total": 16,
         "spec_decode_num_accepted_tokens_total": 10,
