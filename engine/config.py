@@ -42,7 +42,9 @@ class ModelConfig(Section):
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
     chat_template: Path | None = Field(None, description="File with a Jinja chat template to use instead.")
     cache_dir: Path | None = Field(
-        None, description="Where converted weights and downloads are kept; default: ~/.cache/outrider."
+        None,
+        description="Where converted weights and downloads are kept; default: ~/.cache/outrider, and the hub's "
+        "own cache for what comes from there.",
     )
     offline: bool = Field(False, description="Never touch the network.")
 

@@ -148,7 +148,8 @@ def _linear_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.
 
 
 def _not_packable(weight: torch.Tensor) -> str | None:
-    largest = weight.abs().max().item() if weight.numel() else 0.0
+    smallest, biggest = (bound.item() for bound in torch.aminmax(weight))
+    largest = max(-smallest, biggest)  # Not-a-number makes both bounds not-a-number.
     if largest <= FLOAT16_MAX:
         return None
     if largest == float("inf") or largest != largest:

@@ -22,10 +22,12 @@ from transformers import (
 )
 
 from engine.config import ModelConfig
-from engine.errors import StartupError
+from engine.errors import ModelNotSupported, StartupError
 from engine.model.attention.interface import ATTENTION_NAME, probe_layers, register
+from engine.model.kv_cache import LayerShape
 from engine.model.linear import pack_linear_layers, packed_fp16_unavailable
 from engine.model.loaded_model import LoadedModel
+from engine.model.self_check import check_paged_logits
 from engine.model.sources import ModelSources
 from engine.model.support import check_class, check_config, context_limit
 from engine.model.vocabulary import end_token_ids, sampled_vocab_size
@@ -86,7 +88,8 @@ def wrap_model(
     module.eval().requires_grad_(False)
     if module.config._attn_implementation != ATTENTION_NAME:
         module.set_attn_implementation(ATTENTION_NAME)
-    layers = probe_layers(module)
+    layers = _probe(module)
+    check_paged_logits(module, layers)
     if linear_weights == "packed-fp16":
         if (reason := packed_fp16_unavailable()) is not None:
             raise StartupError(f"linear_weights is packed-fp16, but {reason}; use linear_weights=plain")
@@ -114,6 +117,16 @@ def wrap_model(
         sorted(loaded.eos_token_ids),
     )
     return loaded
+
+
+def _probe(module: PreTrainedModel) -> tuple[LayerShape, ...]:
+    try:
+        return probe_layers(module)
+    except TypeError as error:
+        raise ModelNotSupported(
+            f"{type(module).__name__} does not hand its caller's arguments on to attention ({error}), so "
+            "attention cannot be told of the paged cache; choose a model of another architecture"
+        ) from error
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -1,0 +1,81 @@
+"""A trial at start: a model must say the same on the paged cache as in transformers' own forward pass.
+
+Some models call the attention function as agreed and still mean more than it computes: a mask of their own,
+attention to what comes later. Nothing in their config says so, but their logits do.
+"""
+
+import logging
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.errors import ModelNotSupported
+from engine.model.attention.interface import ATTENTION_NAME
+from engine.model.attention.reference import ReferenceAttention
+from engine.model.input_batch import SequenceSlice
+from engine.model.kv_cache import LayerShape, PagedKVCache
+from engine.model.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+_NUM_TOKENS = 6
+_BLOCK_SIZE = 4
+_TOLERANCE = 1e-3
+"""Largest difference relative to the largest logit. Orders of summation make 1e-5, another mask makes 1."""
+
+
+def check_paged_logits(module: PreTrainedModel, layers: tuple[LayerShape, ...]) -> None:
+    """Runs a few tokens both ways, the paged one in two chunks, and compares the logits.
+
+    Only float32 tells small differences from wrong ones: in 16 bits a router of experts may flip by rounding.
+    Other types are let pass.
+
+    Args:
+        module: A model set to ATTENTION_NAME, with its plain weights.
+        layers: Cache shape of each attention layer.
+
+    Raises:
+        ModelNotSupported: The logits differ.
+    """
+    if module.dtype != torch.float32:
+        return
+    rows: int = module.get_input_embeddings().weight.shape[0]
+    tokens = [(index * 37 + 11) % rows for index in range(_NUM_TOKENS)]
+    expected = _own_logits(module, tokens)
+    if expected is None:
+        return
+    difference = (_paged_logits(module, layers, tokens, expected.shape[-1]) - expected).abs().max().item()
+    largest = expected.abs().max().item()
+    if not difference <= _TOLERANCE * largest:
+        raise ModelNotSupported(
+            f"{type(module).__name__} gives other logits on a paged cache than in transformers' own forward "
+            f"pass (they differ by {difference:g}, the largest is {largest:g}): its attention is more than a "
+            "causal softmax over keys and values, so its answers would be wrong"
+        )
+
+
+def _own_logits(module: PreTrainedModel, tokens: list[int]) -> torch.Tensor | None:
+    module.set_attn_implementation("eager")
+    try:
+        if module.config._attn_implementation != "eager":
+            logger.info("%s has no attention of its own to compare ours with", type(module).__name__)
+            return None
+        ids = torch.tensor([tokens], device=module.device)
+        with torch.inference_mode():
+            logits: torch.Tensor = module(input_ids=ids, use_cache=False).logits[0]
+        return logits
+    finally:
+        module.set_attn_implementation(ATTENTION_NAME)
+
+
+def _paged_logits(
+    module: PreTrainedModel, layers: tuple[LayerShape, ...], tokens: list[int], width: int
+) -> torch.Tensor:
+    cache = PagedKVCache(layers, 2, _BLOCK_SIZE, module.dtype, module.device)
+    runner = ModelRunner(module, cache, ReferenceAttention(), width)
+    half = len(tokens) // 2
+    rows = []
+    for begin, end in ((0, half), (half, len(tokens))):
+        piece = SequenceSlice(tokens[begin:end], begin, [1, 0], rows=end - begin)
+        rows.append(runner.forward(runner.build([piece])))
+    return torch.cat(rows)

@@ -1,0 +1,51 @@
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine.errors import ModelNotSupported
+from engine.model.attention.interface import ATTENTION_NAME, probe_layers
+from engine.model.loader import wrap_model
+from engine.model.self_check import check_paged_logits
+from tests.tiny import ARCHITECTURES, tiny_model
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.4,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_what_we_serve_passes_and_keeps_our_attention(arch: str) -> None:
+    module = tiny_model(arch)
+    check_paged_logits(module, probe_layers(module))
+    assert module.config._attn_implementation == ATTENTION_NAME
+
+
+@pytest.mark.parametrize("kind", ["bert", "doge"])
+def test_a_model_that_attends_in_another_way_is_refused(kind: str) -> None:
+    # An encoder that looks ahead, and a model that adds learned scores to its mask (zeros until trained).
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SMALL), dtype=torch.float32)
+    for name, parameter in module.named_parameters():
+        if name.endswith("self_attn.A"):
+            parameter.data.fill_(2.0)
+    with pytest.raises(ModelNotSupported, match="other logits on a paged cache"):
+        wrap_model(module, None, name=kind)
+
+
+def test_a_model_that_does_not_pass_arguments_on_is_refused() -> None:
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model("nemotron", **SMALL), dtype=torch.float32)
+    with pytest.raises(ModelNotSupported, match="does not hand its caller's arguments on"):
+        wrap_model(module, None, name="nemotron")
+
+
+def test_sixteen_bits_are_let_pass() -> None:
+    module = tiny_model("llama").to(torch.bfloat16)
+    check_paged_logits(module, ())
