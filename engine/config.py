@@ -43,8 +43,8 @@ class ModelConfig(Section):
     chat_template: Path | None = Field(None, description="File with a Jinja chat template to use instead.")
     cache_dir: Path | None = Field(
         None,
-        description="Where converted weights and downloads are kept; default: ~/.cache/outrider, and the hub's "
-        "own cache for what comes from there.",
+        description="Where converted weights and downloads are kept; default: ~/.cache/outrider, and the "
+        "hub's own cache for what comes from there.",
     )
     offline: bool = Field(False, description="Never touch the network.")
 
