@@ -1,14 +1,14 @@
 """The engine's exceptions.
 
-    EngineError
-    ├── InvalidRequest        the request cannot be served as it stands; names the offending field
-    │   └── ContextTooLong    prompt and answer do not fit the context
-    ├── Overloaded            the queue is full; try again later
-    ├── RequestFailed         this request failed in the engine; others go on
-    ├── EngineDead            the engine loop has ended; nothing will be served any more
-    └── StartupError          a setting that cannot hold; the message says what to do
-        ├── ModelNotFound     no source has the model
-        └── ModelNotSupported the model cannot run on a paged KV cache; the message says why
+EngineError
+├── InvalidRequest        the request cannot be served as it stands; names the offending field
+│   └── ContextTooLong    prompt and answer do not fit the context
+├── Overloaded            the queue is full; try again later
+├── RequestFailed         this request failed in the engine; others go on
+├── EngineDead            the engine loop has ended; nothing will be served any more
+└── StartupError          a setting that cannot hold; the message says what to do
+    ├── ModelNotFound     no source has the model
+    └── ModelNotSupported the model cannot run on a paged KV cache; the message says why
 """
 
 
