@@ -34,7 +34,10 @@ class _Add:
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
+    """Ends a request; with an inbox only the one that is read there, not a namesake."""
+
     request_id: str
+    inbox: "_Inbox | None" = None
 
 
 class _Close:
@@ -47,6 +50,10 @@ class _Inbox:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.queue: asyncio.Queue[Delivery] = asyncio.Queue()
+
+    def refuse(self, error: EngineError) -> None:
+        """Puts an error in, from the engine's thread."""
+        _hand_over(self.loop, [partial(self.queue.put_nowait, error)])
 
 
 class AsyncEngine:
@@ -82,7 +89,9 @@ class AsyncEngine:
     def close(self) -> None:
         """Ends the engine thread after the step it is in; requests still open get EngineDead."""
         self._commands.put(_Close())
-        if self._thread.is_alive():
+        if self._thread.ident is None:
+            self._die("the engine was closed before it was started")
+        elif self._thread.is_alive():
             self._thread.join()
 
     def subscribe(self, listener: StatsListener) -> None:
@@ -113,7 +122,7 @@ class AsyncEngine:
                 yield delivery
         finally:
             if is_open:
-                self._commands.put(_Abort(request_id))
+                self._commands.put(_Abort(request_id, inbox))
 
     async def abort(self, request_id: str) -> None:
         """See EngineClient."""
@@ -146,7 +155,8 @@ class AsyncEngine:
                 if self._core.has_work:
                     self._step()
                 self._report()
-        except Exception as error:
+        except BaseException as error:
+            # Not even an exit may pass: above a thread is nobody who could tell the clients.
             logger.exception("the engine loop died")
             reason = f"the engine loop died: {error}"
         finally:
@@ -164,31 +174,41 @@ class AsyncEngine:
             match command:
                 case _Add():
                     self._add(command)
-                case _Abort(request_id):
-                    output = self._core.abort(request_id)
-                    if output is not None:
-                        self._deliver({request_id: output})
+                case _Abort():
+                    self._abort(command)
                 case _Close():
                     return False
 
     def _add(self, command: _Add) -> None:
         if command.request_id in self._inboxes:
-            refusal = InvalidRequest(f"request id {command.request_id} is in use")
-            _hand_over(command.inbox.loop, [partial(command.inbox.queue.put_nowait, refusal)])
+            command.inbox.refuse(InvalidRequest(f"request id {command.request_id} is in use"))
             return
         self._inboxes[command.request_id] = command.inbox
         try:
             self._core.add_request(command.request_id, command.prompt_token_ids, command.params)
         except EngineError as error:
             self._deliver({command.request_id: error})
+        except Exception:
+            logger.exception("request %s failed on its way in; the engine goes on", command.request_id)
+            self._deliver({command.request_id: _failure()})
+
+    def _abort(self, command: _Abort) -> None:
+        request_id = command.request_id
+        if command.inbox is not None and command.inbox is not self._inboxes.get(request_id):
+            return
+        output = self._core.abort(request_id)
+        if output is not None:
+            self._deliver({request_id: output})
 
     def _step(self) -> None:
         try:
             outputs = self._core.step()
         except Exception:
+            failed = self._core.abandon_step()
+            if not failed:
+                raise  # Whatever is wrong, it would go wrong again: there is nobody to end.
             logger.exception("a step failed; the requests in it are ended, the engine goes on")
-            failure = RequestFailed("the request failed inside the engine; the server's log says why")
-            self._deliver(dict.fromkeys(self._core.abandon_step(), failure))
+            self._deliver(dict.fromkeys(failed, _failure()))
             return
         self._deliver({output.request_id: output for output in outputs})
 
@@ -220,8 +240,12 @@ class AsyncEngine:
                 except queue.Empty:
                     break
                 if isinstance(command, _Add):
-                    self._inboxes[command.request_id] = command.inbox
+                    command.inbox.refuse(EngineDead(reason))
         self._deliver(dict.fromkeys(list(self._inboxes), EngineDead(reason)))
+
+
+def _failure() -> RequestFailed:
+    return RequestFailed("the request failed inside the engine; the server's log says why")
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], None]]) -> None:
