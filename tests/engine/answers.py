@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from engine.llm import LLM, Completion
 from engine.model.loaded_model import LoadedModel
@@ -36,7 +37,7 @@ def plain_answer(
 
 
 def build_scripted(
-    scripts: Script | Mapping[str, Script], model: LoadedModel | None = None, k: int = 4, **room: int
+    scripts: Script | Mapping[str, Script], model: LoadedModel | None = None, k: int = 4, **room: Any
 ) -> tuple[LLM, ScriptedSpeculator]:
     """An engine that drafts what the scripts say, and the speculator that follows them."""
     speculator = ScriptedSpeculator(scripts)
@@ -44,17 +45,16 @@ def build_scripted(
 
 
 def build_speculating(
-    speculator: Speculator, model: LoadedModel | None = None, k: int = 4, **room: int
+    speculator: Speculator, model: LoadedModel | None = None, k: int = 4, **room: Any
 ) -> LLM:
     """An engine around a given speculator."""
-    llm: LLM = build_llm(
+    return build_llm(
         "ngram",
         target=model or target(),
         speculator=speculator,
         num_draft_tokens=k,
-        **room,  # type: ignore[arg-type]
+        **room,
     )
-    return llm
 
 
 def run(

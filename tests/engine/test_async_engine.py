@@ -81,7 +81,7 @@ class Gate:
         self.num_failures = 0
         self.num_passes = 0
         self._forward = core._runner.forward
-        core._runner.forward = self  # type: ignore[method-assign, assignment]
+        core._runner.forward = self  # type: ignore[method-assign]
 
     def __call__(self, batch: InputBatch) -> torch.Tensor:
         assert self.open.wait(PATIENCE)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.llm import LLM
 from engine.outputs import StepStats
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from tests.engine.answers import essence, plain_answer, run, target
@@ -21,7 +22,7 @@ def prompt_of(length: int) -> tuple[int, ...]:
     return tuple((b"the cat sat on the mat, " * 20)[:length])
 
 
-def build(k: int = 4, budget: int = 256):  # type: ignore[no-untyped-def]
+def build(k: int = 4, budget: int = 256) -> LLM:
     return build_llm(
         "draft_model",
         target=target(TARGET_LEN),
