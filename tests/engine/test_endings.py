@@ -9,6 +9,7 @@ from engine.llm import Completion
 from engine.outputs import FinishReason
 from engine.sampling_params import SamplingParams
 from tests.engine.answers import LETTERS, PROMPT, build_scripted, essence, plain_answer, run, target
+from tests.engines import build_llm, load_tiny
 from tests.scripted import forced
 
 LETTER_RUN = SamplingParams(temperature=1.5, seed=0, max_tokens=40, logit_bias=LETTERS)
@@ -124,6 +125,9 @@ def test_drafts_shrink_at_the_end_of_the_context(k: int, max_tokens: int | None)
     ended = run(llm, {"long": (prompt, params), "n": (PROMPT, LETTER_RUN)})
     assert essence(ended["long"]) == essence(answer)
     assert ended["long"].finish_reason is FinishReason.LENGTH
+    # Nothing is drafted that there is no room for.
+    stats = ended["long"].speculation
+    assert stats.num_draft_tokens == stats.num_accepted_tokens == len(answer.token_ids) - stats.num_steps
     assert essence(ended["n"]) == essence(neighbour)
 
 
@@ -147,3 +151,32 @@ def test_text_held_back_for_a_stop_string_comes_out_at_the_end() -> None:
     params = replace(LETTER_RUN, stop=(answer.text[-3:] + "never",))
     llm, _ = build_scripted(forced(answer.token_ids), k=16)
     assert run(llm, {"a": (PROMPT, params)})["a"].text == answer.text
+
+
+def test_an_ignored_eos_inside_a_run_is_a_token_like_others() -> None:
+    answer = plain_answer(LETTER_RUN)
+    llm, _ = build_scripted(forced(answer.token_ids), target(eos=frozenset(answer.token_ids)), k=5)
+    ended = run(llm, {"a": (PROMPT, replace(LETTER_RUN, ignore_eos=True))})["a"]
+    assert essence(ended) == essence(answer)
+    assert ended.speculation.num_accepted_tokens == ended.speculation.num_draft_tokens > 30
+
+
+def test_no_tokens_wanted_is_none_given() -> None:
+    wishes = replace(LETTER_RUN, max_tokens=0, prompt_logprobs=0)
+    llm, _ = build_scripted(forced([97] * 9), k=5, max_num_batched_tokens=8)
+    ended = run(llm, {"a": (PROMPT, wishes), "b": (PROMPT, LETTER_RUN)})["a"]
+    assert (ended.token_ids, ended.text, ended.finish_reason) == ([], "", FinishReason.LENGTH)
+    assert len(ended.prompt_logprobs or ()) == len(PROMPT)
+    assert ended.speculation.num_draft_tokens == 0
+
+
+def test_no_draft_lies_behind_the_last_position_that_the_model_has() -> None:
+    """GPT-2 looks positions up in a table, so that a draft behind its end would be an error."""
+    model = load_tiny("gpt2", n_positions=128)
+    prompt = tuple((b"one two " * 15)[:120])
+    wishes = SamplingParams(temperature=0.0, ignore_eos=True)
+    [expected] = build_llm("none", target=model).generate([prompt], wishes)
+    assert len(expected.token_ids) == 8
+    llm, _ = build_scripted(forced(expected.token_ids + [65] * 16), model, k=16)
+    for engine in (llm, build_llm("draft_model", target=model, draft=model, num_draft_tokens=5)):
+        assert essence(run(engine, {"a": (prompt, wishes)})["a"]) == essence(expected)

@@ -59,3 +59,17 @@ def test_batched_chunked_and_from_the_prefix_cache(k: int) -> None:
         for name, answer in answers.items():
             assert essence(answer) == essence(plain_answer(WISHES["coupled"], prompts[name])), name
             assert answer.speculation.num_accepted_tokens == answer.speculation.num_draft_tokens > 12
+
+
+def test_a_beginning_that_only_the_target_has_cached_is_computed_anew() -> None:
+    """Undrafted requests leave blocks unknown to the draft's cache: a hit there is the target's alone."""
+    model = target()
+    llm = build_llm("draft_model", target=model, draft=model, num_draft_tokens=3)
+    undrafted = replace(GREEDY, speculation=SpeculationParams(enabled=False))
+    first = run(llm, {"a": (PROMPT, undrafted)})["a"]
+    assert first.speculation.num_draft_tokens == 0
+    longer = (*PROMPT, *first.token_ids[:20])
+    for _ in range(2):
+        again = run(llm, {"b": (longer, GREEDY)})["b"]
+        assert again.num_cached_tokens > 35
+        assert again.speculation.num_accepted_tokens == again.speculation.num_draft_tokens > 20
