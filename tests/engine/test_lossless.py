@@ -5,8 +5,9 @@ from functools import cache
 
 import pytest
 
-from engine.llm import LLM, Completion
+from engine.llm import Completion
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
+from tests.engine.answers import assert_clean, essence
 from tests.engines import METHODS, build_llm, load_tiny
 from tests.tiny import EOS
 
@@ -55,26 +56,11 @@ OPTIONS = {
 }
 
 
-def essence(answer: Completion) -> tuple[object, ...]:
-    """What a client sees of an answer, but for floating-point numbers."""
-    tokens = [(entry.token_id, tuple(top.token_id for top in entry.top)) for entry in answer.logprobs]
-    return answer.token_ids, answer.text, answer.finish_reason, answer.stop_reason, tokens
-
-
 @cache
 def plain_answers(option: str) -> list[Completion]:
     """Each prompt alone in a plain engine: what every other run is held against."""
     llm = build_llm("none", prefix_caching=False)
     return [llm.generate([prompt], OPTIONS[option])[0] for prompt in PROMPTS]
-
-
-def assert_clean(llm: LLM) -> None:
-    """Nothing runs, nothing waits, no block is held."""
-    scheduler = llm._core.scheduler
-    scheduler.check_integrity()
-    assert not scheduler.running
-    assert not scheduler.waiting
-    assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_blocks
 
 
 def accepted(answers: list[Completion]) -> int:
