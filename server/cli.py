@@ -6,12 +6,14 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from engine.catalog import CATALOG
 from engine.errors import StartupError
 from server import __version__
+from server.bench.plan import HELP as BENCH_HELP
+from server.bench.plan import LOCAL_ONLY, add_flags, read_plan
 from server.config import OPTIONS, ConfigError, load_config, unknown_name
 from server.options import ENV_PREFIX, Option, flag_of
 
@@ -67,18 +69,33 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    serve.add_argument("--config", metavar="FILE", help=f"YAML file with settings; also {ENV_PREFIX}CONFIG.")
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for option in OPTIONS.options.values():
-        if option.group not in groups:
-            groups[option.group] = serve.add_argument_group(option.group)
-        _add_flag(groups[option.group], option)
+    _add_settings(serve, OPTIONS.options.values())
     serve.set_defaults(run=_serve)
+    bench = commands.add_parser(
+        "bench",
+        help="measure a server: latencies, throughput, what speculation gains",
+        description=BENCH_HELP,
+        usage="outrider bench [--url URL | --model MODEL --SETTING VALUE ...] [--paired | --against URL] ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_flags(bench)
+    _add_settings(bench, (option for option in OPTIONS.options.values() if option.path[0] == "engine"))
+    bench.set_defaults(run=_bench)
     models = commands.add_parser("models", help="list the models known by a short name", allow_abbrev=False)
     models.set_defaults(run=_models)
     version = commands.add_parser("version", help="print the version", allow_abbrev=False)
     version.set_defaults(run=_version)
     return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    parser.add_argument("--config", metavar="FILE", help=f"YAML file with settings; also {ENV_PREFIX}CONFIG.")
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option in options:
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        _add_flag(groups[option.group], option)
 
 
 def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
@@ -105,12 +122,28 @@ def _refuse_unknown(unknown: Sequence[str]) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    flags = {name: value for name, value in vars(args).items() if name in OPTIONS.options}
-    loaded = load_config(flags, os.environ, args.config)
+    loaded = load_config(_settings(args), os.environ, args.config)
     from server.serve import serve  # it loads torch, which nothing above needs
 
     serve(loaded)
     return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    settings = _settings(args)
+    plan = read_plan(args)
+    if plan.url is None:
+        load_config(settings, os.environ, args.config)
+    elif settings or args.config:
+        raise ConfigError(f"{flag_of(next(iter(settings), 'config'))} {LOCAL_ONLY}")
+    from server.bench.command import bench  # it loads an HTTP client, which nothing above needs
+
+    return bench(plan, settings, args.config)
+
+
+def _settings(args: argparse.Namespace) -> dict[str, object]:
+    """The settings among the flags that were given."""
+    return {name: value for name, value in vars(args).items() if name in OPTIONS.options}
 
 
 def _models(_: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ class FakeEngine:
     Attributes:
         answer: What to say, as bytes or as a function of prompt and parameters.
         tokens_per_step: Tokens that one output carries; all but one count as accepted draft tokens of
-            `drafted_per_step` drafted ones.
+            `drafted_per_step` drafted ones. A request without speculation gets one at a time.
         step_seconds: Time between outputs.
         capacity: Requests that run at once; others wait. None is no limit.
         add_bos: Whether encode() puts BOS in front.
@@ -124,10 +124,11 @@ class FakeEngine:
         tokens = said[:limit]
         ending = self.ending if len(said) <= limit and params.max_tokens != 0 else FinishReason.LENGTH
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        starts = range(0, len(tokens), self.tokens_per_step) or [0]
+        per_step = self.tokens_per_step if params.speculation.enabled else 1
+        starts = range(0, len(tokens), per_step) or [0]
         for step, start in enumerate(starts, start=1):
-            run = tokens[start : start + self.tokens_per_step]
-            last = start + self.tokens_per_step >= len(tokens)
+            run = tokens[start : start + per_step]
+            last = start + per_step >= len(tokens)
             yield RequestOutput(
                 request_id=request.request_id,
                 token_ids=tuple(run),
@@ -140,16 +141,16 @@ class FakeEngine:
                 num_prompt_tokens=len(request.prompt_token_ids),
                 num_cached_tokens=self.num_cached_tokens + params.choice,
                 num_output_tokens=start + len(run),
-                speculation=self._speculation(step, start + len(run)),
+                speculation=self._speculation(step, start + len(run), params.speculation.enabled),
             )
 
-    def _speculation(self, step: int, num_tokens: int) -> SpeculationStats:
+    def _speculation(self, step: int, num_tokens: int, enabled: bool) -> SpeculationStats:
         if not num_tokens:
             return SpeculationStats()
         return SpeculationStats(
             num_steps=step,
-            num_drafts=step,
-            num_draft_tokens=step * self.drafted_per_step,
+            num_drafts=step * enabled,
+            num_draft_tokens=step * self.drafted_per_step * enabled,
             num_accepted_tokens=num_tokens - step,
             num_committed_tokens=num_tokens,
         )

@@ -1,0 +1,1 @@
+"""`outrider bench`: a client that measures any OpenAI-compatible server."""

@@ -1,0 +1,206 @@
+"""What a benchmark is told: its flags, and the plan they make."""
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from server.bench.asking import Wishes, make_question
+from server.bench.prompts import FORMATS, Prompt, own_prompts, read_prompts, take
+from server.config import ConfigError
+
+HELP = """\
+Measure any server with OpenAI's API: time to first token, time per output token, inter-token latency,
+throughput, and what speculation gains.
+
+    outrider bench --url http://127.0.0.1:8000                        a server that runs
+    outrider bench --model ./target.gguf --draft-model ./draft.gguf   a server of its own
+    outrider bench --url A --concurrency 1,4,8                        so many requests at once, a run each
+    outrider bench --url A --rate 0.5,1,2                             Poisson arrivals per second, a run each
+    outrider bench --url A --paired                                   speculation against plain decoding
+    outrider bench --url A --against B                                one server against another
+
+Settings of `outrider serve` (--model, --draft-model, --max-model-len, ...) are for the server that the
+benchmark starts: a process of its own on a free port, so that client and engine do not share an interpreter.
+Its prefix cache is off unless --prefix-caching is given, so that every prompt is read.
+
+Tokens are counted by the server's usage; where it sends none, a chunk counts as a token. Tokens that come in
+one chunk share the wait for it evenly. A failed request is counted and shown, and is in no other figure; the
+exit status is then 1. If OPENAI_API_KEY is set, it is sent.
+
+In a comparison each prompt is asked in both ways, one right after the other, and what comes first alternates.
+Speed-ups are the geometric mean over the prompts of such neighbours' ratios, with a 95 % bootstrap interval:
+above 1 speculation, or the server of --url, is faster. Where two greedy texts differ, the lead of the better
+of the two tokens is looked up: a near-tie, or a fault."""
+LOCAL_ONLY = "is a setting of the server that the benchmark starts, and --url names one that runs"
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A benchmark to be run.
+
+    Attributes:
+        url: The server; None starts one.
+        against: A second server to compare with.
+        paired: Compare with the same server's plain decoding.
+        api_model: The model's name in requests; None takes the first that the server lists.
+        prompts: What to ask, repetitions included.
+        wishes: How.
+        concurrency: Requests at once, one run each; empty where rates are given.
+        rates: Arrivals per second, one run each.
+        warmup: Requests before each way of asking that are not measured.
+        timeout: Seconds without a sign of the server after which a request has failed.
+        json: File for all figures.
+        plot: File for a picture.
+        quiet: No progress bar.
+    """
+
+    url: str | None
+    against: str | None
+    paired: bool
+    api_model: str | None
+    prompts: tuple[Prompt, ...]
+    wishes: Wishes
+    concurrency: tuple[int, ...]
+    rates: tuple[float, ...]
+    warmup: int
+    timeout: float
+    json: Path | None
+    plot: Path | None
+    quiet: bool
+
+    @property
+    def compares(self) -> bool:
+        """Whether every prompt is asked in two ways."""
+        return self.paired or self.against is not None
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `outrider bench`, without those of the server that it may start."""
+    server = parser.add_argument_group("What is measured")
+    server.add_argument("--url", help="a running server; /v1 is added to an address without a path")
+    server.add_argument("--against", metavar="URL", help="a second server to compare with, in alternation")
+    server.add_argument(
+        "--paired", action="store_true", help="compare with plain decoding on the same server (Outrider's)"
+    )
+    server.add_argument("--api-model", metavar="NAME", help="default: the first that the server lists")
+    asked = parser.add_argument_group("What is asked")
+    asked.add_argument("--prompts", type=Path, metavar="FILE", help=f"default: four of our own; {FORMATS}")
+    asked.add_argument("--num-prompts", type=_whole, metavar="N", help="default: each prompt once")
+    asked.add_argument(
+        "--max-tokens", type=_whole, default=128, metavar="N", help="per answer (default: 128)"
+    )
+    asked.add_argument("--temperature", type=_share, default=0.0, metavar="T", help="(default: 0)")
+    asked.add_argument("--seed", type=int, default=0, help="of requests, arrivals, intervals (default: 0)")
+    asked.add_argument("--ignore-eos", action="store_true", help="let every answer have --max-tokens tokens")
+    asked.add_argument(
+        "--endpoint",
+        choices=("auto", "chat", "completions"),
+        default="auto",
+        help="auto: chat, and completions for prompts to be continued",
+    )
+    asked.add_argument("--extra", type=_keys, default={}, metavar="JSON", help="more keys of each request")
+    load = parser.add_argument_group("Load")
+    load.add_argument(
+        "--concurrency", type=_list_of(_whole), metavar="N,N", help="requests at once (default: 1)"
+    )
+    load.add_argument("--rate", type=_list_of(_positive), metavar="R,R", help="arrivals per second, Poisson")
+    load.add_argument(
+        "--warmup", type=_count, default=1, metavar="N", help="requests not measured (default: 1)"
+    )
+    load.add_argument(
+        "--timeout", type=_positive, default=600.0, metavar="S", help="without a sign (default: 600)"
+    )
+    output = parser.add_argument_group("Output")
+    output.add_argument("--json", type=Path, metavar="FILE", help="every request and all figures")
+    output.add_argument("--plot", type=Path, metavar="FILE.png", help="a picture of the figures")
+    output.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def read_plan(args: argparse.Namespace) -> Plan:
+    """The plan that flags make.
+
+    Raises:
+        ConfigError: Flags contradict each other, or the prompts are none.
+    """
+    if args.concurrency and args.rate:
+        raise ConfigError("--concurrency and --rate both set the load: give one of them")
+    if args.paired and args.against:
+        raise ConfigError("--paired and --against both name what to compare with: give one of them")
+    if args.rate and (args.paired or args.against):
+        raise ConfigError("a paired run takes --concurrency, not --rate: it has to keep neighbours together")
+    if args.plot is not None and args.plot.suffix.lower() != ".png":
+        raise ConfigError(f"--plot: {args.plot} must end in .png, the only format there is")
+    plan = Plan(
+        url=args.url,
+        against=args.against,
+        paired=args.paired,
+        api_model=args.api_model,
+        prompts=tuple(take(read_prompts(args.prompts) if args.prompts else own_prompts(), args.num_prompts)),
+        wishes=Wishes(
+            max_tokens=args.max_tokens,
+            temperature=args.temperature,
+            seed=args.seed,
+            ignore_eos=args.ignore_eos,
+            endpoint=args.endpoint,
+            extra=args.extra,
+        ),
+        concurrency=() if args.rate else args.concurrency or (1,),
+        rates=args.rate or (),
+        warmup=args.warmup,
+        timeout=args.timeout,
+        json=args.json,
+        plot=args.plot,
+        quiet=args.quiet,
+    )
+    for prompt in plan.prompts:
+        make_question(prompt, 0, plan.wishes)
+    return plan
+
+
+def _list_of(read: Callable[[str], Number]) -> Callable[[str], tuple[Number, ...]]:
+    def read_list(text: str) -> tuple[Number, ...]:
+        return tuple(read(part.strip()) for part in text.split(","))
+
+    return read_list
+
+
+def _whole(text: str) -> int:
+    return _read(text, int, 1, "a whole number from 1 on")
+
+
+def _count(text: str) -> int:
+    return _read(text, int, 0, "a whole number from 0 on")
+
+
+def _share(text: str) -> float:
+    return _read(text, float, 0.0, "a number from 0 on")
+
+
+def _positive(text: str) -> float:
+    return _read(text, float, math.ulp(0.0), "a number above 0")
+
+
+def _read(text: str, read: Callable[[str], Number], least: Number, expected: str) -> Number:
+    try:
+        value = read(text)
+    except ValueError:
+        value = -1
+    if not least <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be {expected}, got {text!r}")
+    return value
+
+
+def _keys(text: str) -> dict[str, Any]:
+    try:
+        keys = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"is not JSON: {error}") from error
+    if not isinstance(keys, dict):
+        raise argparse.ArgumentTypeError(f"must be an object such as '{{\"top_p\": 0.9}}', got {text!r}")
+    return keys
