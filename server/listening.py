@@ -25,7 +25,9 @@ def bind(host: str, port: int) -> socket.socket:
         StartupError: The address cannot be had. Said before the model is loaded, not after.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sets TCP_NODELAY only on sockets that name their protocol; without it each small write after the
+    # first waits for the client to acknowledge, up to 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -1,6 +1,5 @@
 """A real HTTP server around an app, for tests: uvicorn in a thread, on a free port of 127.0.0.1."""
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -9,6 +8,8 @@ from dataclasses import dataclass
 
 import uvicorn
 from fastapi import FastAPI
+
+from server.listening import bind
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class RunningServer:
 @contextmanager
 def running_server(app: FastAPI) -> Iterator[RunningServer]:
     """Serves `app` while the block runs."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
     config = uvicorn.Config(app, log_level="warning", ws="none", lifespan="on", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)

@@ -1,5 +1,6 @@
 """The web server around the app: addresses, signals, the end."""
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -115,6 +116,27 @@ def test_a_taken_address_is_a_startup_error() -> None:
 def test_an_unknown_host_is_a_startup_error() -> None:
     with pytest.raises(StartupError, match=r"cannot listen on 203\.0\.113\.1:0"):
         bind("203.0.113.1", 0)
+
+
+def test_small_writes_are_not_held_back() -> None:
+    """Each event of a stream is a small write: with Nagle's algorithm it waits for the last one's ACK."""
+
+    async def accept() -> int:
+        accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        class Accepting(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                connection = transport.get_extra_info("socket")
+                accepted.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+                transport.close()
+
+        with bind("127.0.0.1", 0) as listener, socket.socket() as client:
+            server = await asyncio.get_running_loop().create_server(Accepting, sock=listener)
+            async with server:
+                client.connect(listener.getsockname())
+                return await accepted
+
+    assert asyncio.run(accept())
 
 
 def test_a_bound_socket_refuses_until_the_server_is_up() -> None:
