@@ -1,11 +1,13 @@
 """Does the server stay awake while many streams run? Latency of /health under a load of tokens without a model.
 
-    python -m tests.bench.edge [--streams 64] [--tokens-per-second 2000] [--seconds 10] [--python-share 0.2]
+    python -m tests.bench.edge [--streams 64] [--tokens-per-second 2000] [--seconds 10]
+                               [--python-share 0.2] [--switch-ms 1]
 
 Three processes, so that nobody measures himself: a server whose engine is a thread that hands every stream a
 token per step, all at once as a batch does; a client that reads the streams; and this one, which asks for
 /health every 10 ms. `--python-share` is the part of a step in which the engine's thread runs Python, and so
-holds the interpreter's lock against the event loop.
+holds the interpreter's lock against the event loop; `--switch-ms` is how soon it has to give it up (Python's
+default is 5).
 """
 
 import argparse
@@ -24,6 +26,7 @@ from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
 from server.app import AppSettings, create_app
 from server.bench.statistics import Distribution
+from server.listening import SWITCH_SECONDS
 from tests.fakes import FakeEngine, FakeRequest
 from tests.server.conftest import new_metrics
 from tests.server.running import running_server
@@ -85,6 +88,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens-per-second", type=float, default=2000, help="of all streams together")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--python-share", type=float, default=0.0)
+    parser.add_argument("--switch-ms", type=float, default=1000 * SWITCH_SECONDS)
     return parser.parse_args()
 
 
@@ -97,6 +101,7 @@ def serve(options: argparse.Namespace) -> None:
         max_model_len=2 * _MANY_TOKENS,
         python_share=options.python_share,
     )
+    sys.setswitchinterval(options.switch_ms / 1000)
     app = create_app(engine, AppSettings(), new_metrics(engine))
     with running_server(app) as server:
         sys.stdout.write(f"{server.url}\n")
@@ -112,13 +117,14 @@ def serve(options: argparse.Namespace) -> None:
 async def load(options: argparse.Namespace) -> None:
     """Reads the streams until killed; says how many events came, once a second."""
     address = urlsplit(options.url)
+    host, port = str(address.hostname), address.port
     body = json.dumps({"messages": [{"role": "user", "content": "go on"}], "stream": True}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     num_events = 0
 
     async def read() -> None:
         nonlocal num_events
-        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        reader, writer = await asyncio.open_connection(host, port)
         writer.write(head + body)
         while part := await reader.read(65536):
             num_events += part.count(b"data:")
@@ -137,6 +143,7 @@ def report(options: argparse.Namespace) -> None:
         f"--streams={options.streams}",
         f"--tokens-per-second={options.tokens_per_second}",
         f"--python-share={options.python_share}",
+        f"--switch-ms={options.switch_ms}",
     ]
     server = start("serve", *flags)
     loader = None
@@ -158,7 +165,9 @@ def report(options: argparse.Namespace) -> None:
             process.communicate()
     show("idle", idle)
     show(f"{options.streams} streams", times)
-    sys.stdout.write(f"{sum(rates) / len(rates):.0f} tokens/s read, {busy:.0%} of a core taken by the server\n")
+    sys.stdout.write(
+        f"{sum(rates) / len(rates):.0f} tokens/s read, {busy:.0%} of a core taken by the server\n"
+    )
 
 
 def start(role: str, *flags: str) -> "subprocess.Popen[str]":
@@ -176,13 +185,13 @@ def line(process: "subprocess.Popen[str]") -> str:
     assert process.stdout
     said = process.stdout.readline().strip()
     if not said:
-        raise SystemExit(f"{process.args} ended")
+        raise SystemExit(f"{process.args!r} ended")
     return said
 
 
 def probe(url: str, seconds: float) -> list[float]:
     """Round trips of GET /health on a kept connection."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc)
+    connection = http.client.HTTPConnection(str(urlsplit(url).netloc))
     times = []
     end = time.perf_counter() + seconds
     while (began := time.perf_counter()) < end:

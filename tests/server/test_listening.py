@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from engine.errors import StartupError
-from server.listening import bind
+from server import listening
+from server.listening import SWITCH_SECONDS, bind, run_app
 
 # A server whose answer comes in two parts, a pause between them; `closed` is printed after uvicorn's end.
 SCRIPT = """
@@ -137,6 +138,19 @@ def test_small_writes_are_not_held_back() -> None:
                 return await accepted
 
     assert asyncio.run(accept())
+
+
+def test_the_engine_yields_the_interpreter_soon_while_the_server_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+    monkeypatch.setattr(listening._Server, "run", lambda *_, **__: seen.append(sys.getswitchinterval()))
+    before = sys.getswitchinterval()
+    with bind("127.0.0.1", 0) as listener:
+        run_app(None, listener, 0, lambda: None)
+    assert seen == [pytest.approx(SWITCH_SECONDS)]
+    assert before > 2 * SWITCH_SECONDS
+    assert sys.getswitchinterval() == before
 
 
 def test_a_bound_socket_refuses_until_the_server_is_up() -> None:
