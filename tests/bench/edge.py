@@ -1,4 +1,4 @@
-"""Does the server stay awake while many streams run? Latency of /health under a load of tokens without a model.
+"""Does the server stay awake while many streams run? Latency of /health under a load of made-up tokens.
 
     python -m tests.bench.edge [--streams 64] [--tokens-per-second 2000] [--seconds 10]
                                [--python-share 0.2] [--switch-ms 1]
