@@ -6,7 +6,8 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import NoReturn
 
 from engine.catalog import CATALOG
@@ -14,7 +15,7 @@ from engine.errors import StartupError
 from server import __version__
 from server.bench.plan import HELP as BENCH_HELP
 from server.bench.plan import LOCAL_ONLY, add_flags, read_plan
-from server.config import OPTIONS, ConfigError, load_config, unknown_name
+from server.config import OPTIONS, ConfigError, load_config
 from server.options import ENV_PREFIX, Option, flag_of
 
 EXIT_STARTUP, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args, unknown = build_parser().parse_known_args(argv)
     try:
-        _refuse_unknown(unknown)
+        _refuse_unknown(unknown, args)
         run: Callable[[argparse.Namespace], int] = args.run
         return run(args)
     except ConfigError as error:
@@ -69,7 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_settings(serve, OPTIONS.options.values())
+    options = list(OPTIONS.options.values())
+    _add_settings(serve, options)
     serve.set_defaults(run=_serve)
     bench = commands.add_parser(
         "bench",
@@ -80,22 +82,25 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_flags(bench)
-    _add_settings(bench, (option for option in OPTIONS.options.values() if option.path[0] == "engine"))
+    _add_settings(bench, [option for option in options if option.path[0] == "engine"])
     bench.set_defaults(run=_bench)
     models = commands.add_parser("models", help="list the models known by a short name", allow_abbrev=False)
-    models.set_defaults(run=_models)
+    models.set_defaults(run=_models, flags=[])
     version = commands.add_parser("version", help="print the version", allow_abbrev=False)
-    version.set_defaults(run=_version)
+    version.set_defaults(run=_version, flags=[])
     return parser
 
 
-def _add_settings(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+def _add_settings(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
+    """Adds a flag for each setting, and notes all flags that the command has by then."""
     parser.add_argument("--config", metavar="FILE", help=f"YAML file with settings; also {ENV_PREFIX}CONFIG.")
+    own = [flag_of(name) for name in vars(parser.parse_args([]))]
     groups: dict[str, argparse._ArgumentGroup] = {}
     for option in options:
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
         _add_flag(groups[option.group], option)
+    parser.set_defaults(flags=[*own, *(flag_of(option.name) for option in options)])
 
 
 def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
@@ -113,12 +118,17 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
         group.add_argument(flag_of(option.name), metavar=metavar, default=argparse.SUPPRESS, help=text)
 
 
-def _refuse_unknown(unknown: Sequence[str]) -> None:
-    """One error for what argparse could not place; a flag gets the nearest known one."""
+def _refuse_unknown(unknown: Sequence[str], args: argparse.Namespace) -> None:
+    """One error for what argparse could not place; a flag gets the nearest that the command has."""
     for argument in unknown:
-        if argument.startswith("-"):
-            raise unknown_name("unknown flag", argument.partition("=")[0], flag_of)
-        raise ConfigError(f"unexpected argument {argument}: settings are flags, such as --model {argument}")
+        if not argument.startswith("-"):
+            raise ConfigError(
+                f"unexpected argument {argument}: settings are flags, such as --model {argument}"
+            )
+        flag = argument.partition("=")[0]
+        close = get_close_matches(flag.lower().replace("_", "-"), args.flags, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"see outrider {args.command} --help"
+        raise ConfigError(f"unknown flag {flag}: {hint}")
 
 
 def _serve(args: argparse.Namespace) -> int:

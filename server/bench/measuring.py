@@ -128,14 +128,14 @@ async def _measure_loads(
         with_bar = _Bar(plan, load, len(questions), timer.clock)
         run = await run_closed(client, questions, concurrency, with_bar.on_done, timer)
         with_bar.close()
-        measured.append(Measured(run, summarize(load, run)))
+        measured.append(Measured(run, summarize(load, concurrency, run)))
     for rate in plan.rates:
         load = f"{rate:g} per second"
         with_bar = _Bar(plan, load, len(questions), timer.clock)
         arrivals = poisson_arrivals(rate, len(questions), plan.wishes.seed)
         run = await run_open(client, questions, arrivals, with_bar.on_done, timer)
         with_bar.close()
-        measured.append(Measured(run, summarize(load, run)))
+        measured.append(Measured(run, summarize(load, rate, run)))
     return tuple(measured)
 
 
@@ -150,7 +150,7 @@ async def _compare(
         bar = _Bar(plan, load, 2 * len(questions), timer.clock)
         run = await run_paired(ways, questions, concurrency, bar.on_done, timer)
         bar.close()
-        summary = summarize_pairs(load, run, plan.wishes.seed)
+        summary = summarize_pairs(load, concurrency, run, plan.wishes.seed)
         compared.append(Compared(run, summary, await _divergences(ways[1], questions, run)))
     return Outcome((ways[0].label, ways[1].label), compared=tuple(compared))
 

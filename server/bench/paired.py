@@ -179,14 +179,15 @@ async def run_paired(
     return PairedRun(tuple(map(Pair, *records)), *seconds)
 
 
-def summarize_pairs(load: str, run: PairedRun, seed: int) -> PairedSummary:
+def summarize_pairs(load: str, level: float, run: PairedRun, seed: int) -> PairedSummary:
     """The figures of a paired run; `seed` is that of the confidence intervals' resampling."""
+    candidate, baseline = tuple(p.candidate for p in run.pairs), tuple(p.baseline for p in run.pairs)
     kinds = {kind: [pair for pair in run.pairs if pair.kind == kind] for kind in _kinds(run.pairs)}
     ratios = _by_prompt([pair for pair in run.pairs if pair.is_whole], lambda pair: pair.whole_ratio)
     slower = [(prompt, ratio) for prompt, ratio in ratios.items() if ratio < 1]
     return PairedSummary(
-        candidate=summarize(load, Run(tuple(pair.candidate for pair in run.pairs), run.candidate_seconds)),
-        baseline=summarize(load, Run(tuple(pair.baseline for pair in run.pairs), run.baseline_seconds)),
+        candidate=summarize(load, level, Run(candidate, run.candidate_seconds)),
+        baseline=summarize(load, level, Run(baseline, run.baseline_seconds)),
         total=_figures("all", run.pairs, seed),
         kinds=tuple(_figures(kind, pairs, seed) for kind, pairs in kinds.items()),
         losses=tuple(sorted(slower, key=lambda item: item[1])),

@@ -134,6 +134,9 @@ def read_plan(args: argparse.Namespace) -> Plan:
         raise ConfigError("--paired and --against both name what to compare with: give one of them")
     if args.rate and (args.paired or args.against):
         raise ConfigError("a paired run takes --concurrency, not --rate: it has to keep neighbours together")
+    for flag, url in (("--url", args.url), ("--against", args.against)):
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ConfigError(f"{flag}: {url} must start with http:// or https://")
     if args.plot is not None and args.plot.suffix.lower() != ".png":
         raise ConfigError(f"--plot: {args.plot} must end in .png, the only format there is")
     plan = Plan(

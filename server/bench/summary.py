@@ -33,6 +33,7 @@ class Summary:
 
     Attributes:
         load: What was put on the server, in words.
+        level: The same as a number: requests at once, or arrivals per second.
         seconds: Length of the run.
         requests: All requests.
         errors: Messages of those that failed, and how many had each.
@@ -52,6 +53,7 @@ class Summary:
     """
 
     load: str
+    level: float
     seconds: float
     requests: int
     errors: dict[str, int]
@@ -85,13 +87,14 @@ class Summary:
         return (self.requests - self.num_failed) / self.seconds if self.seconds else 0.0
 
 
-def summarize(load: str, run: Run) -> Summary:
-    """The figures of a run."""
+def summarize(load: str, level: float, run: Run) -> Summary:
+    """The figures of a run; `load` and `level` say in words and as a number what was put on the server."""
     good = [record for record in run.records if record.error is None]
     num_chunks = sum(len(record.arrivals) for record in good)
     num_tokens = sum(record.num_tokens for record in good)
     return Summary(
         load=load,
+        level=level,
         seconds=run.seconds,
         requests=len(run.records),
         errors=count_errors(run.records),

@@ -112,7 +112,7 @@ def test_the_figures_of_a_run() -> None:
         told = {"drafted_tokens": 5, "accepted_tokens": 4, "steps": 4}
         return steady(["ab", "cd", "ef", "gh"], 0.5, 0.1, usage(8, speculation=told))
 
-    summary = summarize("1 at once", run_scripted(script, 3))
+    summary = summarize("1 at once", 1, run_scripted(script, 3))
     assert (summary.requests, summary.num_failed, summary.errors) == (3, 1, {"HTTP 500: no": 1})
     assert summary.seconds == pytest.approx(1.8)
     assert (summary.num_prompt_tokens, summary.num_output_tokens, summary.counted_by) == (10, 16, "usage")
@@ -135,7 +135,7 @@ def test_the_figures_of_a_run() -> None:
 
 
 def test_a_run_of_failures_has_figures_too() -> None:
-    summary = summarize("1 at once", run_scripted(lambda _: Answer([(0.1, b"no")], 503), 2))
+    summary = summarize("1 at once", 1, run_scripted(lambda _: Answer([(0.1, b"no")], 503), 2))
     assert summary.errors == {"HTTP 503: b'no'": 2}
     assert (summary.num_output_tokens, summary.output_tokens_per_second, summary.kinds) == (0, 0.0, ())
     assert (summary.ttft, summary.tpot, summary.itl, summary.acceptance) == (None, None, None, None)
@@ -143,8 +143,8 @@ def test_a_run_of_failures_has_figures_too() -> None:
 
 def test_mixed_counting_is_said() -> None:
     records = (record(num_output_tokens=3), record(arrivals=(0.1,), lengths=(1,)))
-    assert summarize("", Run(records, 1.0)).counted_by == "chunks and usage"
-    assert summarize("", Run((), 0.0)).counted_by == "nothing"
+    assert summarize("", 1, Run(records, 1.0)).counted_by == "chunks and usage"
+    assert summarize("", 1, Run((), 0.0)).counted_by == "nothing"
 
 
 class Terminal(StringIO):

@@ -67,7 +67,7 @@ def test_speed_ups_are_ratios_of_neighbours_whatever_the_machine_does() -> None:
         return steady(list("abcde"), 0.4 * scale, gap, usage(5))
 
     run = paired(ScriptedServer(script), [question(name, name, said=name) for name in "abc"])
-    summary = summarize_pairs("1 at once", run, seed=0)
+    summary = summarize_pairs("1 at once", 1, run, seed=0)
     total = summary.total
     assert total.decode is not None
     assert total.whole is not None
@@ -93,7 +93,7 @@ def test_where_it_loses_is_said_by_prompt_and_kind() -> None:
         pair("chat-1", 2.0, 1.0, drafts=DraftCounts(10, 1, 9)),
         pair("chat-2", 1.25, 1.0),
     )
-    summary = summarize_pairs("", PairedRun(pairs, 4.25, 6.0), 0)
+    summary = summarize_pairs("", 1, PairedRun(pairs, 4.25, 6.0), 0)
     assert summary.losses == (("chat-1", 0.5), ("chat-2", 0.8))
     chat, edit = summary.kinds
     assert edit.whole is not None
@@ -109,7 +109,7 @@ def test_where_it_loses_is_said_by_prompt_and_kind() -> None:
 
 def test_repetitions_of_a_prompt_are_one_observation() -> None:
     pairs = (pair("a", 1.0, 2.0), pair("a", 1.0, 8.0), pair("b", 1.0, 1.0))
-    whole = summarize_pairs("", PairedRun(pairs, 3.0, 11.0), 0).total.whole
+    whole = summarize_pairs("", 1, PairedRun(pairs, 3.0, 11.0), 0).total.whole
     assert whole is not None
     assert whole.num_prompts == 2
     assert [whole.smallest, whole.largest] == pytest.approx([1.0, 4.0])
@@ -118,7 +118,7 @@ def test_repetitions_of_a_prompt_are_one_observation() -> None:
 
 def test_a_pair_with_a_failure_is_in_no_ratio_but_in_the_count() -> None:
     broken = Pair(record("a", error="HTTP 500: no"), record("a", num_output_tokens=10))
-    summary = summarize_pairs("", PairedRun((broken, pair("b", 1.0, 3.0)), 2.0, 4.0), 0)
+    summary = summarize_pairs("", 1, PairedRun((broken, pair("b", 1.0, 3.0)), 2.0, 4.0), 0)
     assert (summary.total.pairs, summary.candidate.num_failed, summary.baseline.num_failed) == (1, 1, 0)
     assert summary.total.whole is not None
     assert summary.total.whole.mean == pytest.approx(3.0)
