@@ -126,8 +126,10 @@ def _refuse_unknown(unknown: Sequence[str], args: argparse.Namespace) -> None:
                 f"unexpected argument {argument}: settings are flags, such as --model {argument}"
             )
         flag = argument.partition("=")[0]
-        close = get_close_matches(flag.lower().replace("_", "-"), args.flags, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"see outrider {args.command} --help"
+        # Without the dashes, which all flags have in common.
+        known = [name.lstrip("-") for name in args.flags]
+        close = get_close_matches(flag.lower().strip("-").replace("_", "-"), known, n=1)
+        hint = f"did you mean --{close[0]}?" if close else f"see outrider {args.command} --help"
         raise ConfigError(f"unknown flag {flag}: {hint}")
 
 

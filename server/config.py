@@ -119,7 +119,7 @@ def load_config(
 
 def unknown_name(kind: str, given: str, spell: Callable[[str], str]) -> ConfigError:
     """The error for a name that no setting has, with the nearest one in the source's own spelling."""
-    # A file cannot name another file; a variable and a flag can.
+    # A file cannot name another file; a variable can.
     nearest = OPTIONS.nearest(given.removeprefix(ENV_PREFIX), () if spell is str else ("config",))
     hint = f"did you mean {spell(nearest)}?" if nearest else "see outrider serve --help"
     return ConfigError(f"{kind} {given}: {hint}")

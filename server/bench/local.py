@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 import httpx
@@ -16,9 +16,9 @@ import httpx
 from engine.errors import StartupError
 from server.options import flag_of
 
-_SERVE = (sys.executable, "-c", "import sys; from server.cli import main; sys.exit(main())", "serve")
+SERVE = (sys.executable, "-c", "import sys; from server.cli import main; sys.exit(main())", "serve")
 _POLL_SECONDS = 0.2
-_END_SECONDS = 30
+END_SECONDS = 30
 _LOG_LINES = 20
 
 
@@ -41,7 +41,7 @@ def local_server(
     """
     port = _free_port()
     flags = {**settings, "host": "127.0.0.1", "port": port}
-    command = [*_SERVE, *([] if config is None else ["--config", config]), *_arguments(flags)]
+    command = [*SERVE, *([] if config is None else ["--config", config]), *_arguments(flags)]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         # A session of its own: Ctrl+C is for the benchmark, which then ends the server.
         process = subprocess.Popen(
@@ -53,7 +53,7 @@ def local_server(
             _wait_until_ready(url, process, log)
             yield url
         finally:
-            _end(process)
+            end(process)
 
 
 def _free_port() -> int:
@@ -78,20 +78,20 @@ def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: IO[str]
         while True:
             if process.poll() is not None:
                 log.seek(0)
-                end = "".join(log.readlines()[-_LOG_LINES:]).rstrip()
-                raise StartupError(f"the server ended while it started:\n{end}")
-            try:
+                tail = "".join(log.readlines()[-_LOG_LINES:]).rstrip()
+                raise StartupError(f"the server ended while it started:\n{tail}")
+            # While it is loading nobody listens.
+            with suppress(httpx.TransportError):
                 if http.get(f"{url}/ready").status_code == 200:
                     return
-            except httpx.TransportError:
-                # It is still loading.
-                time.sleep(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Asks a process to end, and after a while no longer asks."""
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(_END_SECONDS)
+        process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

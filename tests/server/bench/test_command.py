@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.errors import RequestFailed
-from server.bench import plan as plan_module
+from server.bench import local, plan
 from server.cli import main
 from server.config import OPTIONS
 from server.options import flag_of
@@ -60,7 +63,9 @@ def test_a_running_server_is_measured_at_every_load(
     assert (record["prompt"], record["text"]) == ("prime", "to be or not to be, ")
     assert (record["num_output_tokens"], len(record["arrivals"])) == (20, 7)
     # One request to warm up, then each prompt with the next seed.
-    assert [request.params.seed for request in served.engine.requests[:8]] == [7, *range(7, 13), 7]
+    seeds = [request.params.seed for request in served.engine.requests]
+    assert seeds[:7] == [7, *range(7, 13)]
+    assert {*seeds[7:]} == {*range(7, 13)}
 
 
 def test_arrivals_at_a_rate(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,7 +211,7 @@ def test_help_has_the_settings_of_the_engine_and_not_those_of_the_server(
     with pytest.raises(SystemExit):
         main(["bench", "--help"])
     text = capsys.readouterr().out
-    assert plan_module.HELP in text
+    assert plan.HELP in text
     for option in OPTIONS.options.values():
         assert (f"  {flag_of(option.name)}" in text) == (option.path[0] == "engine")
 
@@ -231,10 +236,31 @@ def test_a_server_of_its_own_is_started_measured_and_ended(
 
 
 def test_a_server_of_its_own_that_does_not_start_says_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["bench", "--model", str(tmp_path / "none.gguf"), "--offline"]) == 1
-    err = capsys.readouterr().err
-    assert "the server ended while it started:" in err
-    assert "none.gguf" in err
-    assert "Traceback" not in err
+    script = "import sys; print('a line of the log'); sys.exit(f'outrider: not with {sys.argv[1:3]}')"
+    monkeypatch.setattr(local, "SERVE", (sys.executable, "-c", script))
+    assert main(["bench", "--block-size", "8"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "starting outrider serve --no-prefix-caching --block-size=8",
+        "outrider: the server ended while it started:",
+        "outrider: a line of the log",
+        "outrider: outrider: not with ['--no-prefix-caching', '--block-size=8']",
+    ]
+
+
+def test_a_server_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"deaf\n"
+        monkeypatch.setattr(local, "END_SECONDS", 0.1)
+        local.end(process)
+        assert process.returncode == -signal.SIGKILL
