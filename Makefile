@@ -40,8 +40,8 @@ format: $(VENV)/.installed-dev ## Format the code and fix what the linter can fi
 	$(BIN)/ruff check --fix $(SOURCES)
 
 .PHONY: bench
-bench: $(VENV)/.installed-dev ## Measure tokens/s, acceptance and tokens per forward side by side
-	$(BIN)/python -m tests.bench $(ARGS)
+bench: $(VENV)/.installed ## Measure latencies and throughput, and what speculation gains (flags in ARGS)
+	$(BIN)/outrider bench $(or $(ARGS),--paired)
 
 .PHONY: clean
 clean: ## Remove the environment, builds and caches

@@ -29,6 +29,20 @@ ENGINE_LAYERS = (
     ("async_engine", "factory"),
     ("llm",),
 )
+# The same for the benchmark, which is a client: of the rest it knows the settings and nothing of the serving.
+BENCH_LAYERS = (
+    ("statistics", "prompts", "font", "local"),
+    ("asking", "records", "png"),
+    ("client", "plan", "progress", "chart"),
+    ("load",),
+    ("summary",),
+    ("paired",),
+    ("divergence",),
+    ("measuring",),
+    ("report", "plot"),
+    ("command",),
+)
+SEEN_BY_BENCH = {"engine.errors", "server", "server.config", "server.options"}
 SEEN_BY_SERVER = {"errors", "config", "sampling_params", "outputs", "client", "catalog"}
 COMPOSITION_ROOT = "server.serve"
 # The bookkeeping and the server: testable without torch, importable in no time.
@@ -151,6 +165,29 @@ def test_only_the_command_line_knows_the_composition_root() -> None:
     assert users == {"server.cli"}
 
 
+def test_the_benchmark_imports_upwards_only_and_knows_no_part_of_the_serving() -> None:
+    height = {f"server.bench.{name}": row for row, names in enumerate(BENCH_LAYERS) for name in names}
+    modules = [module for module in MODULES.values() if is_in(module.name, ("server.bench",))]
+    assert {module.name for module in modules} == {*height, "server.bench"}
+    faults = [
+        f"{module.name} imports {name}"
+        for module in modules
+        for name in own(module.imports, "engine") | own(module.imports, "server")
+        if name not in SEEN_BY_BENCH and height.get(name, len(height)) >= height[module.name]
+    ]
+    assert faults == []
+
+
+def test_only_the_command_line_knows_the_benchmark() -> None:
+    users = {
+        module.name
+        for module in MODULES.values()
+        if not is_in(module.name, ("server.bench",))
+        if any(is_in(name, ("server.bench",)) for name in module.imports)
+    }
+    assert users == {"server.cli"}
+
+
 def test_no_modules_import_each_other() -> None:
     graph = {
         module.name: {name for name in module.imports if name in MODULES and name != module.name}
@@ -197,7 +234,8 @@ def test_bookkeeping_has_no_clock_no_thread_and_no_asyncio() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["server.app", "server.cli", "engine.core", "engine.client", "engine.catalog"]
+    "package",
+    ["server.app", "server.cli", "server.bench", "engine.core", "engine.client", "engine.catalog"],
 )
 def test_it_can_be_imported_without_torch(package: str) -> None:
     names = [name for name in MODULES if is_in(name, (package,))]
