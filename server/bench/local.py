@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import IO
+from typing import IO, NoReturn
 
 import httpx
 
@@ -47,13 +47,20 @@ def local_server(
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
+        previous = signal.signal(signal.SIGTERM, _leave)
         try:
             say(f"starting outrider serve {' '.join(_arguments(settings))}".rstrip())
             url = f"http://127.0.0.1:{port}"
             _wait_until_ready(url, process, log)
             yield url
         finally:
+            signal.signal(signal.SIGTERM, previous)
             end(process)
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    """Ends the benchmark by an exception, so that it takes its server along."""
+    sys.exit(128 + number)
 
 
 def _free_port() -> int:

@@ -91,7 +91,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--api-model", metavar="NAME", help="default: the first that the server lists")
     asked = parser.add_argument_group("What is asked")
     asked.add_argument("--prompts", type=Path, metavar="FILE", help=f"default: four of our own; {FORMATS}")
-    asked.add_argument("--num-prompts", type=_whole, metavar="N", help="default: each prompt once")
+    asked.add_argument(
+        "--num-prompts",
+        type=_whole,
+        metavar="N",
+        help="fewer lie evenly among the prompts of the file, for more these come again; default: each once",
+    )
     asked.add_argument(
         "--max-tokens", type=_whole, default=128, metavar="N", help="per answer (default: 128)"
     )

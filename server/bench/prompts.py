@@ -1,6 +1,7 @@
 """Prompts: a few of our own, or a file in one of the formats that public sets come in."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,16 +74,22 @@ def read_prompts(path: Path) -> list[Prompt]:
     if not rows:
         raise ConfigError(f"--prompts: {path} has no prompts")
     prompts = [_prompt(row, place, path) for place, row in rows]
-    names = [prompt.name for prompt in prompts]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"--prompts: {path}: two prompts are named {twice!r}")
+    name, count = Counter(prompt.name for prompt in prompts).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"--prompts: {path}: {count} prompts are named {name!r}")
     return prompts
 
 
 def take(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
-    """The first `count` prompts, from the beginning again where there are fewer; None takes each once."""
-    count = len(prompts) if count is None else count
+    """So many prompts, in order; None takes each once.
+
+    Fewer than there are lie evenly among them, since sets are often sorted by kind; for more they come round
+    again.
+    """
+    if count is None:
+        return list(prompts)
+    if count < len(prompts):
+        return [prompts[index * len(prompts) // count] for index in range(count)]
     return [prompts[index % len(prompts)] for index in range(count)]
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,16 @@ def test_speculation_is_compared_with_plain_decoding(
     assert enabled == [True, False, True, True, False, False, False, False, True, True]
     seeds = [request.params.seed for request in served.engine.requests[2:6]]
     assert {*seeds[:2]} == {*seeds[2:]} == {0, 1}
+
+
+def test_more_keys_do_not_undo_what_makes_the_baseline(serve: Serve) -> None:
+    served = serve(engine())
+    extra = '{"speculation": {"num_draft_tokens": 3}, "stream": false}'
+    flags = ["--paired", "--num-prompts", "1", "--warmup", "0", "--quiet"]
+    assert main(["bench", "--url", served.url, *flags, "--extra", extra]) == 0
+    ours, plain = (request.params.speculation for request in served.engine.requests)
+    assert (ours.enabled, ours.num_draft_tokens) == (True, 3)
+    assert (plain.enabled, plain.num_draft_tokens) == (False, None)
 
 
 def test_two_servers_are_compared_and_a_difference_explained(
@@ -247,6 +258,32 @@ def test_a_server_of_its_own_that_does_not_start_says_why(
         "outrider: a line of the log",
         "outrider: outrider: not with ['--no-prefix-caching', '--block-size=8']",
     ]
+
+
+def test_a_benchmark_that_is_ended_takes_its_server_along(tmp_path: Path) -> None:
+    server = tmp_path / "server.py"
+    server.write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}} ')\ntime.sleep(60)"
+    )
+    script = (
+        "import sys; from server.bench import local; from server.cli import main\n"
+        f"local.SERVE = (sys.executable, {str(server)!r}); sys.exit(main(['bench']))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    pid = wait_for_pid(tmp_path / "pid")
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def wait_for_pid(path: Path) -> int:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if path.exists() and (text := path.read_text()).endswith(" "):
+            return int(text)
+        time.sleep(0.02)
+    pytest.fail("the server has not been started")
 
 
 def test_a_server_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

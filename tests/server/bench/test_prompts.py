@@ -53,7 +53,7 @@ def test_separators_within_a_string_do_not_end_its_line(tmp_path: Path) -> None:
         ("a.json", '[{"prompt": "x"}, 7]', "a.json, entry 2: not a prompt"),
         ("a.jsonl", '{"prompt": "x"}\n{"turns": []}', "a.jsonl, line 2: not a prompt"),
         ("a.jsonl", '{"prompt": "x"}\n{', "a.jsonl, line 2 is not JSON"),
-        ("a.jsonl", '{"id": 1, "prompt": "x"}\n{"id": 1, "prompt": "y"}', "two prompts are named '1'"),
+        ("a.jsonl", '{"id": 1, "prompt": "x"}\n{"id": 1, "prompt": "y"}', "2 prompts are named '1'"),
     ],
 )
 def test_what_is_no_prompt_is_named(name: str, content: str, message: str, tmp_path: Path) -> None:
@@ -75,7 +75,13 @@ def test_prompts_come_round_again_where_more_are_asked_for() -> None:
     assert len(set(names)) == len(names) == 4
     assert [prompt.name for prompt in take(prompts, 6)] == [*names, *names[:2]]
     assert take(prompts, None) == prompts
-    assert take(prompts, 2) == prompts[:2]
+    assert take(prompts, 4) == prompts
+
+
+def test_fewer_prompts_lie_evenly_among_all() -> None:
+    prompts = [Prompt(str(number), "chat", None, "x") for number in range(10)]
+    assert [prompt.name for prompt in take(prompts, 4)] == ["0", "2", "5", "7"]
+    assert [prompt.name for prompt in take(prompts, 1)] == ["0"]
 
 
 TEXT = Prompt("text", "code", None, "def add(")
