@@ -230,11 +230,18 @@ def test_an_unknown_model_is_a_404(served: Served, endpoint: str) -> None:
     [
         ("completions", {"prompt": "x" * 512}, "prompt"),
         ("completions", {"prompt": [5] * 600}, "prompt"),
-        ("completions", {"prompt": "x" * 500, "max_tokens": 13}, "prompt"),
+        ("completions", {"prompt": "x" * 500, "max_tokens": 13}, "max_tokens"),
+        ("completions", {"prompt": "x" * 513, "max_tokens": 0, "echo": True}, "prompt"),
+        ("completions", {"prompt": "x" * 600, "max_tokens": 13}, "prompt"),
+        ("completions", {"min_tokens": 512}, "min_tokens"),
         ("completions", {"prompt": ["x", "x" * 600]}, "prompt"),
-        ("completions", {"max_tokens": 10**30}, "prompt"),
+        ("completions", {"max_tokens": 10**30}, "max_tokens"),
         ("chat", {"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
-        ("chat", {"max_tokens": 512}, "messages"),
+        ("chat", {"max_tokens": 512}, "max_tokens"),
+        ("chat", {"max_completion_tokens": 512}, "max_completion_tokens"),
+        ("chat", {"max_completion_tokens": 512, "max_tokens": 5}, "max_completion_tokens"),
+        ("chat", {"messages": [{"role": "user", "content": "x" * 600}], "max_tokens": 5}, "messages"),
+        ("chat", {"min_tokens": 512}, "min_tokens"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -244,6 +251,18 @@ def test_what_exceeds_the_context_is_told_the_figures(
     error = refused(served, endpoint, {**body, "stream": stream})
     assert (error["param"], error["code"]) == (param, "context_length_exceeded")
     assert "512" in error["message"]
+    assert param in error["message"]
+
+
+def test_what_exceeds_the_context_is_told_what_would_fit(served: Served) -> None:
+    assert refused(served, "completions", {"prompt": "Hi", "max_tokens": 8192})["message"] == (
+        "max_tokens is 8192, but the prompt's 2 tokens leave room for 510 in the model's context of 512; "
+        "lower max_tokens or shorten the prompt"
+    )
+    assert refused(served, "completions", {"prompt": "x" * 600})["message"] == (
+        "there are 600 tokens in the prompt, but the model's context holds 512, the answer included; "
+        "shorten the prompt"
+    )
 
 
 def test_what_just_fits_is_served(served: Served) -> None:
