@@ -58,8 +58,8 @@ def _check_prompt(prompt_len: int, max_tokens: int | None, model: ModelInfo, par
     if prompt_len + (max_tokens != 0) <= model.max_model_len:
         return
     raise ContextTooLong(
-        f"there are {prompt_len} tokens in the {param}, but the model's context holds {model.max_model_len}, the "
-        f"answer included; shorten the {param}",
+        f"there are {prompt_len} tokens in the {param}, but the model's context holds {model.max_model_len}, "
+        f"the answer included; shorten the {param}",
         param,
     )
 
