@@ -16,12 +16,14 @@ def models_router(models: ModelService) -> APIRouter:
     router = APIRouter(tags=["models"])
     name = Path(description="A name that /v1/models lists; it may have slashes.", examples=[models.name])
 
+    @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models", response_description=FOUND)
     async def list_models() -> ModelList:
         """The model that is served."""
         return models.list()
 
     # Names of hub models have a slash.
+    @router.head("/v1/models/{model:path}", include_in_schema=False)
     @router.get(
         "/v1/models/{model:path}",
         response_description=FOUND,

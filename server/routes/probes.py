@@ -31,17 +31,20 @@ def probes_router(admission: Admission, metrics: MetricsSource) -> APIRouter:
         503: {"model": ProbeStatus, "description": "It is not; the reason says why."}
     }
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", response_model=ProbeStatus, response_description="It is.", responses=unavailable)
     async def health() -> Response:
         """Whether the server is alive; restart it when this is not 200."""
         found = admission.health
         return _status(None if found.alive else found.reason or "the engine has ended")
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready", response_model=ProbeStatus, response_description="It is.", responses=unavailable)
     async def ready() -> Response:
         """Whether the server takes requests; send it none while this is not 200."""
         return _status(admission.obstacle)
 
+    @router.head("/metrics", include_in_schema=False)
     @router.get(
         "/metrics",
         response_class=Response,
