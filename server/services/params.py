@@ -104,7 +104,7 @@ def _params(
         min_tokens=request.min_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
-        top_k=request.top_k,
+        top_k=max(request.top_k, 0),  # -1 is off too, as in other servers
         min_p=request.min_p,
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
