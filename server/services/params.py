@@ -70,8 +70,8 @@ def _check_answer(param: str, count: int | None, prompt_len: int, model: ModelIn
     if count is None or count <= room:
         return
     raise ContextTooLong(
-        f"{param} is {count}, but the prompt's {prompt_len} tokens leave room for {room} in the model's "
-        f"context of {model.max_model_len}; lower {param} or shorten the prompt",
+        f"{param} is {count}, but of the {model.max_model_len} tokens that the model's context holds the "
+        f"prompt takes {prompt_len} and leaves {room}; lower {param} or shorten the prompt",
         param,
     )
 
