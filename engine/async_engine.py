@@ -138,6 +138,12 @@ class AsyncEngine:
         decode = partial(self._require_tokenizer().decode, token_ids, skip_special_tokens=False)
         return await asyncio.to_thread(decode)
 
+    async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """See EngineClient."""
+        tokenizer = self._require_tokenizer()
+        first = map(tokenizer.leading_bytes, token_ids[:1])
+        return await asyncio.to_thread(lambda: [*first, *map(tokenizer.token_bytes, token_ids[1:])])
+
     async def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
         """See EngineClient."""
         return await asyncio.to_thread(self._require_tokenizer().apply_chat_template, messages)

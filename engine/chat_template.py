@@ -16,8 +16,9 @@ Message = dict[str, object]
 class ChatTemplate:
     """A Jinja template, run in transformers' sandbox.
 
-    No message is lost: a developer message becomes a system message where the template refuses the role or
-    passes over it, and a conversation of which the template would still leave something out is refused.
+    No message is lost: a developer message becomes a system message where the template does not name that
+    role, refuses it or passes over it, and a conversation of which the template would still leave something
+    out is refused.
 
     Args:
         tokenizer: Renders the template and supplies the special tokens it names.
@@ -30,6 +31,8 @@ class ChatTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
         self._tokenizer = tokenizer
         self._source = source
+        # Many templates print any role they are given; a model that was trained for one is another matter.
+        self._names_developer = "developer" in source
         self._takes_system = self._takes("system")
 
     def render(self, messages: Sequence[Mapping[str, object]]) -> str:
@@ -42,7 +45,9 @@ class ChatTemplate:
         roles = {message["role"] for message in chat}
         if roles <= _EVERY_TEMPLATE_TAKES:
             return self._run(chat)
-        if "developer" not in roles:
+        if not self._names_developer:
+            chat = [_as_system(message) for message in chat]
+        if "developer" not in roles or not self._names_developer:
             return self._render_whole(chat)
         try:
             return self._render_whole(chat)

@@ -71,6 +71,9 @@ class EngineClient(Protocol):
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
 
+    async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """What each token adds to the text they make together; it may be a part of a character."""
+
     async def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Token ids of a conversation, ending where the assistant is to speak.
 

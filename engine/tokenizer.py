@@ -132,7 +132,10 @@ class Tokenizer:
                 f"at character {error.start}: send whole characters",
                 param,
             ) from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one, because only batches are encoded without Python's global lock: a text of some
+        # megabytes takes seconds, in which the event loop and the engine must go on.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
 

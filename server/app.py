@@ -22,6 +22,7 @@ from server.middleware import (
 )
 from server.protocol.chat import ChatCompletionChunk, ChatCompletionRequest
 from server.protocol.completion import CompletionRequest
+from server.routes.docs import docs_router
 from server.routes.generation import generation_router
 from server.routes.models import models_router
 from server.routes.probes import probes_router
@@ -78,6 +79,7 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
         version=__version__,
         summary="OpenAI-compatible API with lossless speculative decoding.",
         redirect_slashes=False,
+        docs_url=None,
         redoc_url=None,
         middleware=[
             Middleware(RootPathMiddleware, root_path=settings.root_path),
@@ -95,6 +97,7 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
         ),
         models_router(models),
         probes_router(admission, metrics),
+        docs_router(lambda: _schema(app)),
     )
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     metrics.watch_routes(

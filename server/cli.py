@@ -18,6 +18,8 @@ from server.bench.plan import LOCAL_ONLY, add_flags, read_plan
 from server.config import OPTIONS, ConfigError, load_config
 from server.options import ENV_PREFIX, Option, flag_of
 
+_VERSION = f"outrider {__version__}"
+
 EXIT_STARTUP, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 SERVE_HELP = f"""\
@@ -61,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="LLM inference server with lossless speculative decoding.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=_VERSION, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     serve = commands.add_parser(
         "serve",
@@ -165,7 +168,7 @@ def _models(_: argparse.Namespace) -> int:
 
 
 def _version(_: argparse.Namespace) -> int:
-    sys.stdout.write(f"outrider {__version__}\n")
+    sys.stdout.write(f"{_VERSION}\n")
     return 0
 
 

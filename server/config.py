@@ -190,7 +190,9 @@ def _checked(option: Option, setting: Setting) -> Setting:
     """Refuses what pydantic would read differently from what was meant."""
     value, label = setting.value, f"{setting.source}: {option.name}"
     if isinstance(value, bool) and not option.is_switch:
-        raise ConfigError(f"{label} is not a switch, got {value} (YAML reads on, off, yes and no as that)")
+        raise ConfigError(
+            f"{label} is not a switch, got {str(value).lower()} (YAML reads on, off, yes and no as that)"
+        )
     if isinstance(value, str) and not value.strip() and not option.may_be_empty:
         raise ConfigError(f"{label} is empty: give it a value or leave it out")
     if isinstance(value, str) and value.startswith("~/"):

@@ -28,7 +28,6 @@ from engine.outputs import FinishReason, StepStats
 from server import __version__
 
 OTHER = "other"
-HTTP_METHODS = ("GET", "POST")
 HTTP_STATUSES = (200, 400, 401, 403, 404, 405, 413, 422, 429, 499, 500, 503)
 
 # From one kernel launch on a GPU to a long chunk of prompt on a laptop.
@@ -147,7 +146,9 @@ class Metrics:
             "request_forwards", "Forward passes, counted once for each request they brought tokens for."
         )
         self._committed = family.counter(
-            "committed_tokens", "Tokens committed to answers; over target_forwards_total: tokens per forward."
+            "committed_tokens",
+            "Tokens committed to answers; over request_forwards_total: one request's tokens per forward, "
+            "which is 1 without speculation; over target_forwards_total: the whole batch's.",
         )
         self._drafts = family.counter("spec_decode_num_drafts", "Drafts checked.")
         self._draft_tokens = family.counter("spec_decode_num_draft_tokens", "Draft tokens checked.")

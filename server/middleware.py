@@ -26,7 +26,7 @@ class HttpObserver(Protocol):
 
 
 class RootPathMiddleware:
-    """Tells the app of the path prefix that a proxy strips, so that /docs finds the schema behind it.
+    """Tells the app of the path prefix that a proxy strips, so that links on /docs and the schema have it.
 
     Args:
         app: What answers.

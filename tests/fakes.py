@@ -172,6 +172,9 @@ class FakeEngine:
     async def decode(self, token_ids: Sequence[int]) -> str:
         return b"".join(token_bytes(token) for token in token_ids).decode(errors="replace")
 
+    async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        return [token_bytes(token) for token in token_ids]
+
     async def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
         self.conversations.append(list(messages))
         if self.template_error is not None:

@@ -26,22 +26,37 @@ def test_a_sample_loads_and_says_how_to_use_it(path: Path) -> None:
     assert f"outrider serve --config configs/{path.name}" in text
 
 
-def test_the_default_sample_names_every_setting_with_its_default() -> None:
+def test_the_default_sample_sets_what_has_a_default_whatever_the_method() -> None:
     path = CONFIGS / "default.yaml"
     assert load_config({}, {}, str(path)).config == ServerConfig()
-    uncommented = path.read_text().replace("\n# ", "\n").splitlines()
-    keys = {line.partition(":")[0] for line in uncommented}
-    default_kind = OPTIONS.choice.default
-    expected = {
-        option.name
-        for option in OPTIONS.options.values()
-        if not option.variants or default_kind in option.variants
+    assert yaml.safe_load(path.read_text()).keys() == {
+        option.name for option in OPTIONS.options.values() if not option.is_nullable and not option.variants
     }
-    assert expected <= keys
-    given = yaml.safe_load(path.read_text())
-    assert expected - given.keys() == {
-        option.name for option in OPTIONS.options.values() if option.is_nullable and not option.variants
-    }
+
+
+def test_the_default_sample_names_every_setting() -> None:
+    lines = (CONFIGS / "default.yaml").read_text().splitlines()
+    keys = {line.removeprefix("# ").partition(":")[0] for line in lines}
+    assert OPTIONS.options.keys() - keys == set()
+
+
+def test_what_the_default_sample_comments_out_can_be_switched_on() -> None:
+    """Each commented line is a setting that loads, and those of the default method are its defaults."""
+    lines = (CONFIGS / "default.yaml").read_text().splitlines()
+    commented = [line.removeprefix("# ") for line in lines if line[2:].partition(":")[0] in OPTIONS.options]
+    values = yaml.safe_load("\n".join(commented))
+    for name, value in values.items():
+        option = OPTIONS.options[name]
+        if OPTIONS.choice.default in option.variants:
+            assert option.default.split()[0] == str(value), name
+        draft = {"draft_model": "x"} if option.variants == ("draft_model",) else {}
+        load_config({**draft, name: value}, {})
+
+
+def test_the_default_sample_leaves_the_method_to_a_flag() -> None:
+    loaded = load_config({"draft_model": "x"}, {}, str(CONFIGS / "default.yaml"))
+    assert loaded.notes == ()
+    assert loaded.config.engine.speculation == DraftModelSpeculation(draft_model="x")
 
 
 def test_the_speculation_samples_choose_what_they_are_named_after() -> None:

@@ -100,27 +100,31 @@ def plan_blocks(
         share = CPU_SHARE if device.type == "cpu" else GPU_SHARE
         wanted = int(free * share) // per_block
         reason = f"{share:.0%} of the {_gib(free)} free on {device}"
+    if wanted * per_block > free:
+        raise StartupError(
+            f"a KV pool of {wanted} blocks ({reason}) takes {_gib(wanted * per_block)}, "
+            f"but only {_gib(free)} are free on {device}; lower kv_cache_gb or num_kv_blocks, or free memory"
+        )
     if wanted > demand.all_sequences and config.num_kv_blocks is None:
         wanted = demand.all_sequences
-        reason = f"max_num_seqs = {scheduler.max_num_seqs} sequences of {max_model_len} tokens"
+        sequences = f"max_num_seqs = {scheduler.max_num_seqs} sequences of {max_model_len} tokens"
+        reason = f"all that {sequences} can fill, less than {reason}"
     _check_longest(wanted, demand, per_block, config, reason)
-    total = wanted * per_block
-    if total > free:
-        raise StartupError(
-            f"a KV pool of {wanted} blocks ({reason}) takes {_gib(total)}, but only {_gib(free)} are free on "
-            f"{device}; lower kv_cache_gb or num_kv_blocks, or free memory"
-        )
-    return BlockPlan(wanted, per_block, total, reason)
+    return BlockPlan(wanted, per_block, wanted * per_block, reason)
 
 
 def _check_longest(wanted: int, demand: _Demand, per_block: int, config: CacheConfig, reason: str) -> None:
     if wanted >= demand.one_sequence:
         return
     needed = _gib(demand.one_sequence * per_block)
+    fitting = wanted * config.block_size
+    # A sequence is a token of prompt and one of answer at least.
+    shorten = f"set max_model_len to at most {fitting}, or " if fitting >= 2 else ""
+    setting = "kv_cache_gb" if config.num_kv_blocks is None else "num_kv_blocks"
     raise StartupError(
         f"the KV pool has room for {wanted} blocks of {config.block_size} tokens ({reason}), but one "
-        f"sequence of max_model_len needs {demand.one_sequence} ({needed}); set "
-        f"max_model_len to at most {wanted * config.block_size}, or give the pool more with kv_cache_gb"
+        f"sequence of max_model_len needs {demand.one_sequence} ({needed}); "
+        f"{shorten}give the pool more with {setting}"
     )
 
 

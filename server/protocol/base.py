@@ -1,5 +1,6 @@
 """What the requests of both endpoints have in common."""
 
+from difflib import get_close_matches
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
@@ -48,6 +49,18 @@ class SpeculationOptions(RequestModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_unknown_keys(cls, values: object) -> object:
+        for key in values if isinstance(values, dict) else ():
+            if key not in cls.model_fields:
+                nearest = get_close_matches(key, cls.model_fields, n=1)
+                hint = f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(cls.model_fields)}"
+                raise PydanticCustomError(
+                    "unknown_key", "speculation has no {field}; {hint}", {"field": key[:40], "hint": hint}
+                )
+        return values
+
     enabled: bool = Field(True, description="false decodes this request plainly.")
     num_draft_tokens: int | None = Field(
         None,
@@ -74,7 +87,7 @@ class GenerationRequest(RequestModel):
     top_p: float = Field(
         1.0, gt=0, le=1, description="Sample from the likeliest tokens that together have this probability."
     )
-    top_k: int = Field(0, ge=0, description="Sample from this many likeliest tokens; 0 is off.")
+    top_k: int = Field(0, ge=-1, description="Sample from this many likeliest tokens; 0 and -1 are off.")
     min_p: float = Field(
         0.0, ge=0, le=1, description="Leave out tokens less likely than this share of the likeliest."
     )
@@ -98,7 +111,11 @@ class GenerationRequest(RequestModel):
     repetition_penalty: float = Field(
         1.0, gt=0, description="Divides the logits of tokens in prompt and answer (Hugging Face's); 1 is off."
     )
-    logit_bias: LogitBias = Field((), description="Token ids and what is added to their logits, -100 to 100.")
+    logit_bias: LogitBias = Field(
+        (),
+        description="Token ids and what is added to their logits, -100 to 100.",
+        json_schema_extra={"default": {}},
+    )
     min_tokens: int = Field(0, ge=0, description="Tokens before which the answer may not end by itself.")
     ignore_eos: bool = Field(False, description="Go on past the model's end-of-text tokens.")
     stop_token_ids: Annotated[list[int], FailFast()] = Field(

@@ -57,9 +57,9 @@ class ChatCompletionRequest(GenerationRequest):
 class ChatTopLogprob(BaseModel):
     """A token that could have stood here."""
 
-    token: str
-    logprob: float
-    bytes: list[int]
+    token: str = Field(description="Its text.")
+    logprob: float = Field(description="Its log probability, the model's own.")
+    bytes: list[int] = Field(description="Its UTF-8 bytes, which may be a part of a character.")
 
 
 class ChatTokenLogprob(ChatTopLogprob):

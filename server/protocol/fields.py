@@ -1,5 +1,6 @@
 """Field types that take more than one JSON shape, read by hand so that each error is one clear sentence."""
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, cast
 
@@ -73,7 +74,7 @@ def _read_bias(key: str, bias: object) -> float:
     raise PydanticCustomError(
         "logit_bias_value",
         "the bias of token {key} must be a number between -100 and 100, got {bias}",
-        {"key": key, "bias": repr(bias)[:40]},
+        {"key": key, "bias": json.dumps(bias)[:40]},
     )
 
 

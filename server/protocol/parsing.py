@@ -1,5 +1,6 @@
 """From bytes to a request, or to an error that names the field."""
 
+import json
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -12,6 +13,20 @@ from server.protocol.base import RequestModel
 AnyRequest = TypeVar("AnyRequest", bound=RequestModel)
 
 _SHOWN_CHARACTERS = 60
+
+# By pydantic's type of error, where its own words speak of Python or of validation.
+_OWN_WORDS = {
+    "bool_type": "must be true or false",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "string_type": "must be a string",
+    "list_type": "must be a list",
+    "too_short": "must not be empty",
+}
+_OVER_LIMITS = {
+    "recursion limit exceeded": "nested too deeply",
+    "number out of range": "with a number of too many digits",
+}
 
 
 def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
@@ -29,31 +44,47 @@ def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
 def _explain(error: ErrorDetails) -> ApiError:
     context = error.get("ctx", {})
     if error["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {context['error']}", code="invalid_json")
+        return ApiError(400, _explain_json(str(context["error"])), code="invalid_json")
     # A validator of a whole object names its field in the context.
-    param = _path((*error["loc"], *([str(context["field"])] if "field" in context else [])))
-    message = error["msg"][0].lower() + error["msg"][1:]
+    location = (*error["loc"], *([str(context["field"])] if "field" in context else []))
+    param = _param(location)
     if param is None:
-        return ApiError(400, f"the body must be a JSON object: {message}", code="invalid_type")
+        return ApiError(400, "the body must be a JSON object", code="invalid_type")
     if error["type"] == "missing":
         return ApiError(400, f"{param} is missing or null; it is required", param=param, code="missing")
+    message = error["msg"]
     if "field" not in context:
-        message = f"{param}: {message}{_shown(error)}"
+        message = _OWN_WORDS.get(error["type"], message).replace("Input should ", "must ", 1)
+        colon = "" if message.startswith("must ") else ":"
+        message = f"{_path(location)}{colon} {message}{_shown(error)}"
     return ApiError(400, message, param=param, code="invalid_value")
 
 
-def _path(location: Sequence[str | int]) -> str | None:
-    """`messages[0].role` for ("messages", 0, "role"); an item of a plain list goes by the list's name."""
-    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
-    if len(parts) == 2 and isinstance(location[1], int) and location[0] != "messages":
-        parts.pop()
-    return "".join(parts).removeprefix(".") or None
+def _explain_json(found: str) -> str:
+    """The parser's finding; two of them speak of JSON that is valid, but more than it takes."""
+    for beginning, fault in _OVER_LIMITS.items():
+        if found.startswith(beginning):
+            return f"the body is JSON {fault},{found.removeprefix(beginning)}"
+    return f"the body is not valid JSON: {found}"
+
+
+def _path(location: Sequence[str | int]) -> str:
+    """`messages[0].role` for ("messages", 0, "role")."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return "".join(parts).removeprefix(".")
+
+
+def _param(location: Sequence[str | int]) -> str | None:
+    """The path, but an item of a plain list goes by the list's name."""
+    if len(location) == 2 and isinstance(location[1], int) and location[0] != "messages":
+        location = location[:1]
+    return _path(location) or None
 
 
 def _shown(error: ErrorDetails) -> str:
     """The value at fault, if it is short enough to be of use."""
     value = error["input"]
     if isinstance(value, bool | int | float | str | None):
-        text = str(value).lower() if isinstance(value, bool) else repr(value)
+        text = json.dumps(value, ensure_ascii=False)
         return f", got {text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '...'}"
     return ""

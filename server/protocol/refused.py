@@ -51,6 +51,23 @@ REFUSED_EVERYWHERE = (
     RefusedField("length_penalty", (1.0,)),
     RefusedField("typical_p", (1.0,)),
     RefusedField("mirostat", (0,)),
+    RefusedField("early_stopping", (False,)),
+    RefusedField("dry_multiplier", (0,)),
+    RefusedField("xtc_probability", (0,)),
+    RefusedField("top_a", (0,), "use min_p"),
+    RefusedField("tfs_z", (1,), "use top_p or min_p"),
+    # Other servers' names of what this one has.
+    RefusedField("max_new_tokens", (), "use max_tokens"),
+    RefusedField("n_predict", (), "use max_tokens"),
+    RefusedField("num_predict", (), "use max_tokens"),
+    RefusedField("min_new_tokens", (0,), "use min_tokens"),
+    RefusedField("stop_sequences", ([],), "use stop"),
+    RefusedField("repeat_penalty", (1,), "use repetition_penalty"),
+    # How much to think, for models that were trained for it.
+    RefusedField(
+        "reasoning", ({}, {"effort": "none"}, {"enabled": False}), "say in the prompt how much to think"
+    ),
+    RefusedField("prompt_embeds", ([],), "this server reads text and token ids"),
     RefusedField("truncate_prompt_tokens", (), "shorten the prompt"),
     RefusedField("prompt_logprobs", (), "use echo with logprobs at /v1/completions"),
     RefusedField("return_token_ids", (False,)),

@@ -55,7 +55,7 @@ class SpeculationReport(BaseModel):
 class Answer(BaseModel):
     """What every answer and every chunk has."""
 
-    id: str
+    id: str = Field(description="Names this answer; all its chunks have the same.")
     object: str
     created: int = Field(description="Unix time of the request.")
     model: str = Field(description="The model's name, as the request spelt it.")

@@ -1,5 +1,6 @@
 """How handlers read requests and write answers."""
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -53,7 +54,7 @@ def json_response(model: BaseModel) -> Response:
     return Response(as_json(model), media_type=JSON_TYPE)
 
 
-def body_schema(kind: type[BaseModel]) -> dict[str, object]:
+def body_schema(kind: type[BaseModel], example: Mapping[str, object]) -> dict[str, object]:
     """For the schema: an endpoint that takes this body, which handlers read by themselves."""
-    reference = {"$ref": f"#/components/schemas/{kind.__name__}"}
-    return {"requestBody": {"required": True, "content": {JSON_TYPE: {"schema": reference}}}}
+    content = {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}, "example": example}
+    return {"requestBody": {"required": True, "content": {JSON_TYPE: content}}}

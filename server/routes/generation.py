@@ -13,6 +13,13 @@ from server.services.chat import ChatService
 from server.services.completion import CompletionService
 from server.sse import EventStream
 
+COMPLETION_EXAMPLE: dict[str, object] = {"prompt": "The capital of France is", "max_tokens": 16}
+CHAT_EXAMPLE: dict[str, object] = {
+    "messages": [{"role": "user", "content": "Name three primes."}],
+    "max_completion_tokens": 64,
+    "stream": True,
+}
+
 
 def generation_router(completions: CompletionService, chat: ChatService, admission: Admission) -> APIRouter:
     """POST /v1/completions and /v1/chat/completions."""
@@ -22,7 +29,7 @@ def generation_router(completions: CompletionService, chat: ChatService, admissi
         "/v1/completions",
         response_model=None,
         responses={200: _success(Completion, Completion.__name__), **ERROR_RESPONSES},
-        openapi_extra=body_schema(CompletionRequest),
+        openapi_extra=body_schema(CompletionRequest, COMPLETION_EXAMPLE),
     )
     async def create_completion(request: Request) -> Response:
         """Continue a text."""
@@ -36,7 +43,7 @@ def generation_router(completions: CompletionService, chat: ChatService, admissi
         "/v1/chat/completions",
         response_model=None,
         responses={200: _success(ChatCompletion, ChatCompletionChunk.__name__), **ERROR_RESPONSES},
-        openapi_extra=body_schema(ChatCompletionRequest),
+        openapi_extra=body_schema(ChatCompletionRequest, CHAT_EXAMPLE),
     )
     async def create_chat_completion(request: Request) -> Response:
         """Continue a conversation."""

@@ -31,18 +31,25 @@ def probes_router(admission: Admission, metrics: MetricsSource) -> APIRouter:
         503: {"model": ProbeStatus, "description": "It is not; the reason says why."}
     }
 
-    @router.get("/health", response_model=ProbeStatus, responses=unavailable)
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health", response_model=ProbeStatus, response_description="It is.", responses=unavailable)
     async def health() -> Response:
         """Whether the server is alive; restart it when this is not 200."""
         found = admission.health
         return _status(None if found.alive else found.reason or "the engine has ended")
 
-    @router.get("/ready", response_model=ProbeStatus, responses=unavailable)
+    @router.head("/ready", include_in_schema=False)
+    @router.get("/ready", response_model=ProbeStatus, response_description="It is.", responses=unavailable)
     async def ready() -> Response:
         """Whether the server takes requests; send it none while this is not 200."""
         return _status(admission.obstacle)
 
-    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    @router.head("/metrics", include_in_schema=False)
+    @router.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"description": "The scrape.", "content": {"text/plain": {}}}},
+    )
     async def scrape(request: Request) -> Response:
         """Metrics for Prometheus."""
         body, content_type = metrics.render(request.headers.get("accept", ""))

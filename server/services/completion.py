@@ -25,12 +25,12 @@ class Echo:
     Attributes:
         text: Its text.
         hidden: Characters of its tokens' texts, a BOS for instance, that stand before `text` unseen.
-        first_token: Text of its first token, which nothing predicted.
+        first_token: Bytes of its first token, which nothing predicted.
     """
 
     text: str
     hidden: int
-    first_token: str
+    first_token: bytes
 
 
 class CompletionService:
@@ -99,7 +99,7 @@ class CompletionService:
 
     async def _echo(self, prompt: PromptInput, token_ids: Sequence[int]) -> Echo:
         decoded = await self._engine.decode(token_ids)
-        first_token = await self._engine.decode(token_ids[:1])
+        (first_token,) = await self._engine.token_bytes(token_ids[:1])
         if isinstance(prompt, str):
             hidden = len(decoded) - len(prompt) if decoded.endswith(prompt) else 0
             return Echo(prompt, hidden, first_token)

@@ -4,7 +4,7 @@ import codecs
 import math
 from collections.abc import Iterable, Sequence
 
-from engine.outputs import TokenLogprob, TopLogprob
+from engine.outputs import TokenLogprob
 from server.protocol.chat import ChatLogprobs, ChatTokenLogprob, ChatTopLogprob
 from server.protocol.completion import CompletionLogprobs
 
@@ -62,24 +62,21 @@ class CompletionLogprobsBuilder:
         self._with_top = with_top
 
     def build(
-        self, entries: Sequence[TokenLogprob | None], unpredicted: Iterable[str] = ()
+        self, entries: Sequence[TokenLogprob | None], unpredicted: Iterable[bytes] = ()
     ) -> CompletionLogprobs:
         """The format for the next tokens.
 
         Args:
             entries: One per token; None where there was nothing to predict it from, as at a prompt's start.
-            unpredicted: Texts of the tokens whose entry is None, in order.
+            unpredicted: Bytes of the tokens whose entry is None, in order.
         """
-        texts = iter(unpredicted)
-        tokens = [next(texts) if entry is None else _name(entry) for entry in entries]
+        rest = iter(unpredicted)
+        tokens = [next(rest) if entry is None else entry.bytes for entry in entries]
         return CompletionLogprobs(
-            tokens=tokens,
+            tokens=[_name(token) for token in tokens],
             token_logprobs=[None if entry is None else _finite(entry.logprob) for entry in entries],
             top_logprobs=[entry and _top(entry) for entry in entries] if self._with_top else None,
-            text_offset=[
-                self._offsets.place(token.encode() if entry is None else entry.bytes)
-                for token, entry in zip(tokens, entries, strict=True)
-            ],
+            text_offset=[self._offsets.place(token) for token in tokens],
         )
 
 
@@ -95,15 +92,15 @@ def join_logprobs(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
 
 
 def _top(entry: TokenLogprob) -> dict[str, float]:
-    return {_name(candidate): _finite(candidate.logprob) for candidate in (*entry.top, entry)}
+    return {_name(candidate.bytes): _finite(candidate.logprob) for candidate in (*entry.top, entry)}
 
 
-def _name(token: TopLogprob) -> str:
-    """Its text, or its bytes where they are no whole characters: those would all read alike."""
+def _name(token: bytes) -> str:
+    """A token's text, or its bytes where they are no whole characters: those would all read alike."""
     try:
-        return token.bytes.decode()
+        return token.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 def _finite(logprob: float) -> float:

@@ -22,7 +22,9 @@ def completion_params(
         ContextTooLong: Prompt and answer do not fit.
     """
     max_tokens = request.max_tokens
-    check_context(prompt_len, max_tokens, model, "prompt")
+    _check_prompt(prompt_len, max_tokens, model, "prompt")
+    _check_answer("max_tokens", max_tokens, prompt_len, model)
+    _check_answer("min_tokens", request.min_tokens, prompt_len, model)
     if max_tokens is None:
         # The default is ours, not the client's wish: near the end of the context it yields.
         max_tokens = min(DEFAULT_COMPLETION_TOKENS, model.max_model_len - prompt_len)
@@ -40,24 +42,36 @@ def chat_params(
         InvalidRequest: A field is out of range.
         ContextTooLong: Prompt and answer do not fit.
     """
-    max_tokens = request.max_completion_tokens
+    param, max_tokens = "max_completion_tokens", request.max_completion_tokens
     if max_tokens is None:
-        max_tokens = request.max_tokens
-    check_context(prompt_len, max_tokens, model, "messages")
+        param, max_tokens = "max_tokens", request.max_tokens
+    _check_prompt(prompt_len, max_tokens, model, "messages")
+    _check_answer(param, max_tokens, prompt_len, model)
+    _check_answer("min_tokens", request.min_tokens, prompt_len, model)
     _check_logprobs(request.top_logprobs, max_logprobs, "top_logprobs")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     return _params(request, model, max_tokens, logprobs, None)
 
 
-def check_context(prompt_len: int, max_tokens: int | None, model: ModelInfo, param: str) -> None:
-    """Refuses what cannot fit, before the engine is bothered."""
-    wanted = 1 if max_tokens is None else max_tokens
-    if prompt_len + wanted <= model.max_model_len:
+def _check_prompt(prompt_len: int, max_tokens: int | None, model: ModelInfo, param: str) -> None:
+    """Refuses a prompt that leaves no room for an answer, or, where none is wanted, does not fit itself."""
+    if prompt_len + (max_tokens != 0) <= model.max_model_len:
         return
-    answer = "" if max_tokens is None else f" and {max_tokens} for the answer"
     raise ContextTooLong(
-        f"this model's context is {model.max_model_len} tokens, but the request has {prompt_len} in its "
-        f"{param}{answer}, and needs room for at least {wanted}; shorten the {param} or ask for fewer tokens",
+        f"there are {prompt_len} tokens in the {param}, but the model's context holds {model.max_model_len}, "
+        f"the answer included; shorten the {param}",
+        param,
+    )
+
+
+def _check_answer(param: str, count: int | None, prompt_len: int, model: ModelInfo) -> None:
+    """Refuses to promise more tokens than the prompt leaves room for."""
+    room = model.max_model_len - prompt_len
+    if count is None or count <= room:
+        return
+    raise ContextTooLong(
+        f"{param} is {count}, but of the {model.max_model_len} tokens that the model's context holds the "
+        f"prompt takes {prompt_len} and leaves {room}; lower {param} or shorten the prompt",
         param,
     )
 
@@ -90,7 +104,7 @@ def _params(
         min_tokens=request.min_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
-        top_k=request.top_k,
+        top_k=max(request.top_k, 0),  # -1 is off too, as in other servers
         min_p=request.min_p,
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,

@@ -12,6 +12,7 @@ from engine.errors import ContextTooLong, InvalidRequest, Overloaded, RequestFai
 from engine.llm import Completion
 from engine.outputs import FinishReason, StepStats
 from engine.sampling_params import SamplingParams
+from engine.tokenizer import Tokenizer
 from tests.engine.answers import PROMPT, essence, plain_answer
 from tests.engine.async_engines import (
     ENDLESS,
@@ -19,10 +20,12 @@ from tests.engine.async_engines import (
     Gate,
     answer_of,
     ask,
+    build_core,
     is_empty,
     running,
     until,
 )
+from tests.engine.vocabularies import sentencepiece_tokenizer
 
 
 def test_an_answer_comes_piece_by_piece() -> None:
@@ -240,9 +243,25 @@ def test_text_goes_both_ways() -> None:
             ids = await engine.encode("héllo")
             assert ids == list("héllo".encode())
             assert await engine.decode([*ids, 257]) == "héllo<eos>"
+            assert await engine.token_bytes([0xC3, 0xA9, 257]) == [b"\xc3", b"\xa9", b"<eos>"]
+            assert await engine.token_bytes([]) == []
             assert await engine.apply_chat_template([{"role": "user", "content": "x"}]) == [
                 *b"user:x", 258, *b"assistant:"
             ]  # fmt: skip
             assert engine.model.vocab_size == 259
 
         ask(scenario)
+
+
+def test_bytes_of_tokens_make_up_the_text_even_where_a_beginning_loses_its_space() -> None:
+    wrapped = sentencepiece_tokenizer()
+    parts = build_core()
+    engine = AsyncEngine(parts.core, parts.model, Tokenizer(wrapped))
+    hello = wrapped.convert_tokens_to_ids("▁Hello")
+
+    async def scenario() -> None:
+        found = await engine.token_bytes([hello, hello])
+        assert found == [b"Hello", b" Hello"]
+        assert b"".join(found).decode() == await engine.decode([hello, hello])
+
+    ask(scenario)

@@ -1,3 +1,5 @@
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
@@ -216,11 +218,32 @@ def test_default_of_several_templates() -> None:
     assert tokenizer.apply_chat_template([USER]) == list(b"[user]Sky?[assistant]")
 
 
-def test_developer_stays_where_the_template_takes_it() -> None:
-    assert rendered(PASSES_ANY_ROLE, DEVELOPER, USER) == "[developer]Answer only: BLUE[user]Sky?[assistant]"
+def test_developer_stays_where_the_template_names_it() -> None:
+    template = "{# takes system, developer, user #}" + PASSES_ANY_ROLE
+    assert rendered(template, DEVELOPER, USER) == "[developer]Answer only: BLUE[user]Sky?[assistant]"
 
 
-@pytest.mark.parametrize("template", [IGNORES_UNKNOWN, REFUSES_UNKNOWN])
+def test_a_text_is_encoded_without_the_global_lock() -> None:
+    tokenizer = Tokenizer(byte_tokenizer())
+    ticks: list[float] = []
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.001):
+            ticks.append(time.perf_counter())
+
+    clock = threading.Thread(target=tick)
+    clock.start()
+    began = time.perf_counter()
+    tokenizer.encode("a b " * 300_000)
+    ended = time.perf_counter()
+    done.set()
+    clock.join()
+    # Handing out the ids takes the lock for a moment; the encoding before it must not.
+    assert sum(began < tick < ended for tick in ticks) >= 10
+
+
+@pytest.mark.parametrize("template", [IGNORES_UNKNOWN, REFUSES_UNKNOWN, PASSES_ANY_ROLE])
 def test_developer_becomes_system_where_the_template_lacks_it(template: str) -> None:
     assert rendered(template, DEVELOPER, USER) == "[system]Answer only: BLUE[user]Sky?[assistant]"
     assert rendered(template, USER, DEVELOPER) == "[user]Sky?[system]Answer only: BLUE[assistant]"

@@ -57,6 +57,45 @@ def test_no_more_than_all_sequences_can_fill(free: pytest.MonkeyPatch) -> None:
     result = plan(seqs=3, max_model_len=500)
     assert result.num_blocks == 96
     assert "max_num_seqs = 3" in result.reason
+    assert "less than 50% of the" in result.reason
+
+
+def test_a_size_that_is_capped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 3 * GIB)
+    result = plan(CacheConfig(kv_cache_gb=2), seqs=3, max_model_len=500)
+    assert result.num_blocks == 96
+    assert result.reason == (
+        "all that max_num_seqs = 3 sequences of 500 tokens can fill, less than kv_cache_gb = 2"
+    )
+
+
+def test_a_size_over_what_is_free_is_refused_even_if_it_could_never_be_filled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 22 * GIB)
+    with pytest.raises(
+        StartupError, match=r"kv_cache_gb = 1000\).* 1000.00 GiB, but only 22.00 GiB are free"
+    ):
+        plan(CacheConfig(kv_cache_gb=1000), seqs=3, max_model_len=500)
+
+
+@pytest.mark.parametrize(
+    ("config", "advice"),
+    [
+        (CacheConfig(kv_cache_gb=1e-9), "; give the pool more with kv_cache_gb"),
+        (CacheConfig(num_kv_blocks=1, block_size=1), "; give the pool more with num_kv_blocks"),
+        (
+            CacheConfig(num_kv_blocks=2, block_size=1),
+            "; set max_model_len to at most 2, or give the pool more with num_kv_blocks",
+        ),
+    ],
+)
+def test_no_context_is_advised_that_holds_nothing(
+    config: CacheConfig, advice: str, free: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StartupError) as refusal:
+        plan(config)
+    assert str(refusal.value).endswith(advice)
 
 
 def test_kv_cache_gb_sets_the_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,9 @@ def test_unknown_keys_are_ignored_everywhere(serve: Serve) -> None:
 @pytest.mark.parametrize(
     "harmless",
     [
+        {"dry_multiplier": 0.0, "xtc_probability": 0, "top_a": 0, "tfs_z": 1.0, "repeat_penalty": 1.0},
+        {"early_stopping": False, "stop_sequences": [], "min_new_tokens": 0, "prompt_embeds": None},
+        {"reasoning": {"effort": "none"}, "max_new_tokens": None},
         {"tools": []},
         {"tools": None, "tool_choice": "none", "functions": [], "function_call": "none"},
         {"response_format": {"type": "text"}},

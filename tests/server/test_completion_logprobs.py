@@ -25,6 +25,17 @@ def test_echo_shows_special_tokens_only_where_the_client_sent_them(serve: Serve)
     assert of_ids["logprobs"]["text_offset"] == [0, 3, 4, 4, 5]
 
 
+def test_echo_of_a_prompt_that_begins_within_a_character(serve: Serve) -> None:
+    served = serve(FakeEngine(answer="é".encode()))
+    choice = complete(served, prompt="😀 ř", echo=True, max_tokens=2, logprobs=1)["choices"][0]
+    assert choice["text"] == "😀 řé"
+    assert choice["logprobs"]["tokens"] == [
+        *("bytes:\\xf0", "bytes:\\x9f", "bytes:\\x98", "bytes:\\x80", " "),
+        *("bytes:\\xc5", "bytes:\\x99", "bytes:\\xc3", "bytes:\\xa9"),
+    ]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 0, 0, 1, 2, 2, 3, 3]
+
+
 def test_echo_with_no_tokens_only_reads_the_prompt(serve: Serve) -> None:
     served = serve()
     answer = complete(served, prompt=[97, 98], echo=True, logprobs=1, max_tokens=0)

@@ -173,6 +173,13 @@ def test_every_field_reaches_the_engine(serve: Serve) -> None:
     )
 
 
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_top_k_is_off_in_both_spellings(serve: Serve, top_k: int) -> None:
+    served = serve()
+    complete(served, prompt="x", top_k=top_k)
+    assert served.engine.requests[0].params.top_k == 0
+
+
 def test_null_means_the_default(serve: Serve) -> None:
     served = serve()
     fields = [

@@ -99,8 +99,8 @@ def test_home_is_expanded_where_no_shell_did_it(monkeypatch: pytest.MonkeyPatch)
         ("port: [1]", "port must be a valid integer, got [1]"),
         ("port:", "port has no value: give it one or remove the line"),
         ("port: ''", "port is empty: give it a value or leave it out"),
-        ("port: yes", "port is not a switch, got True (YAML reads on, off, yes and no as that)"),
-        ("speculation: off", "speculation is not a switch, got False"),
+        ("port: yes", "port is not a switch, got true (YAML reads on, off, yes and no as that)"),
+        ("speculation: off", "speculation is not a switch, got false"),
         ("speculation: eagle", "speculation must be one of none, ngram, draft_model, got 'eagle'"),
         (
             "speculation: {method: ngram}",

@@ -208,3 +208,14 @@ def test_the_format_follows_the_accept_header() -> None:
     assert content_type.startswith("application/openmetrics-text")
     assert text.endswith(b"# EOF\n")
     assert f'version="{__version__}"'.encode() in text
+
+
+def test_committed_tokens_tell_both_forwards_they_may_be_divided_by() -> None:
+    text = make_metrics().render()[0].decode()
+    (told,) = [
+        line for line in text.splitlines() if line.startswith("# HELP outrider_committed_tokens_total")
+    ]
+    assert "over request_forwards_total: one request's tokens per forward" in told
+    assert "over target_forwards_total: the whole batch's" in told
+    for name in ("request_forwards_total", "target_forwards_total"):
+        assert f"# TYPE outrider_{name} counter" in text

@@ -6,7 +6,6 @@ from typing import Any
 import httpx
 import pytest
 
-from server.protocol.refused import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
 from tests.fakes import VOCAB_SIZE
 from tests.server.conftest import Served
 
@@ -39,7 +38,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "seed": [2**64, 2**63, -(2**63) - 1, 10**30, "5", 1.5, 1.0, True],
     "temperature": [-0.1, 2.1, "hot", True, float("nan"), float("inf")],
     "top_p": [0, -1, 1.1, "1", float("nan")],
-    "top_k": [-1, 1.5, "5", True, -(10**30)],
+    "top_k": [-2, 1.5, "5", True, -(10**30)],
     "min_p": [-0.1, 1.1, float("nan")],
     "n": [0, -1, 129, 10**30, 1.0, "1", True],
     "presence_penalty": [-2.1, 2.1, float("nan")],
@@ -83,6 +82,7 @@ def test_a_field_out_of_order_is_named(served: Served, endpoint: str, field: str
         ({"num_draft_tokens": "3"}, "speculation.num_draft_tokens"),
         ({"acceptance": "typical"}, "speculation.acceptance"),
         ({"draft": 3}, "speculation.draft"),
+        ({"no": None}, "speculation.no"),
     ],
 )
 def test_speculation_is_closed(served: Served, options: dict[str, Any], param: str) -> None:
@@ -182,41 +182,6 @@ def test_min_tokens_over_max_tokens(served: Served) -> None:
     assert refused(served, "completions", {"max_tokens": 2, "min_tokens": 3})["param"] == "min_tokens"
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "field"),
-    [
-        *[("chat", field.name) for field in REFUSED_IN_CHAT],
-        *[("completions", field.name) for field in REFUSED_IN_COMPLETIONS],
-    ],
-)
-def test_what_would_change_the_answer_is_refused_by_name(served: Served, endpoint: str, field: str) -> None:
-    error = refused(served, endpoint, {field: {"something": "wanted"}})
-    assert error["param"] == field
-    assert error["message"].startswith(f"{field} is not supported")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "auto"),
-        ("tool_choice", "required"),
-        ("functions", [{"name": "f"}]),
-        ("function_call", "auto"),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {}}),
-        ("prediction", {"type": "content", "content": "x"}),
-        ("modalities", ["text", "audio"]),
-        ("reasoning_effort", "high"),
-        ("verbosity", "low"),
-        ("best_of", 2),
-        ("echo", True),
-    ],
-)
-def test_real_values_of_refused_fields(served: Served, field: str, value: object) -> None:
-    assert refused(served, "chat", {field: value})["param"] == field
-
-
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 def test_an_unknown_model_is_a_404(served: Served, endpoint: str) -> None:
     error = refused(served, endpoint, {"model": "gpt-9"}, status=404)
@@ -230,11 +195,18 @@ def test_an_unknown_model_is_a_404(served: Served, endpoint: str) -> None:
     [
         ("completions", {"prompt": "x" * 512}, "prompt"),
         ("completions", {"prompt": [5] * 600}, "prompt"),
-        ("completions", {"prompt": "x" * 500, "max_tokens": 13}, "prompt"),
+        ("completions", {"prompt": "x" * 500, "max_tokens": 13}, "max_tokens"),
+        ("completions", {"prompt": "x" * 513, "max_tokens": 0, "echo": True}, "prompt"),
+        ("completions", {"prompt": "x" * 600, "max_tokens": 13}, "prompt"),
+        ("completions", {"min_tokens": 512}, "min_tokens"),
         ("completions", {"prompt": ["x", "x" * 600]}, "prompt"),
-        ("completions", {"max_tokens": 10**30}, "prompt"),
+        ("completions", {"max_tokens": 10**30}, "max_tokens"),
         ("chat", {"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
-        ("chat", {"max_tokens": 512}, "messages"),
+        ("chat", {"max_tokens": 512}, "max_tokens"),
+        ("chat", {"max_completion_tokens": 512}, "max_completion_tokens"),
+        ("chat", {"max_completion_tokens": 512, "max_tokens": 5}, "max_completion_tokens"),
+        ("chat", {"messages": [{"role": "user", "content": "x" * 600}], "max_tokens": 5}, "messages"),
+        ("chat", {"min_tokens": 512}, "min_tokens"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -244,6 +216,18 @@ def test_what_exceeds_the_context_is_told_the_figures(
     error = refused(served, endpoint, {**body, "stream": stream})
     assert (error["param"], error["code"]) == (param, "context_length_exceeded")
     assert "512" in error["message"]
+    assert param in error["message"]
+
+
+def test_what_exceeds_the_context_is_told_what_would_fit(served: Served) -> None:
+    assert refused(served, "completions", {"prompt": "Hi", "max_tokens": 8192})["message"] == (
+        "max_tokens is 8192, but of the 512 tokens that the model's context holds the prompt takes 2 and "
+        "leaves 510; lower max_tokens or shorten the prompt"
+    )
+    assert refused(served, "completions", {"prompt": "x" * 600})["message"] == (
+        "there are 600 tokens in the prompt, but the model's context holds 512, the answer included; "
+        "shorten the prompt"
+    )
 
 
 def test_what_just_fits_is_served(served: Served) -> None:

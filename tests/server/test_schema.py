@@ -1,0 +1,53 @@
+"""The OpenAPI schema: every endpoint and every field."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import Served
+
+
+@pytest.fixture(scope="module")
+def schema(served: Served) -> dict[str, Any]:
+    document: dict[str, Any] = served.http.get("/openapi.json").json()
+    return document
+
+
+def references(node: object) -> Iterator[str]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "$ref":
+                yield value
+            yield from references(value)
+    elif isinstance(node, list):
+        for item in node:
+            yield from references(item)
+
+
+def test_schema_has_every_endpoint_and_resolves(schema: dict[str, Any]) -> None:
+    assert set(schema["paths"]) == {
+        *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}"),
+        *("/health", "/ready", "/metrics"),
+    }
+    found = set(references(schema))
+    assert "#/components/schemas/ChatCompletionChunk" in found
+    for reference in found:
+        assert reference.removeprefix("#/components/schemas/") in schema["components"]["schemas"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/v1/completions", "CompletionRequest"), ("/v1/chat/completions", "ChatCompletionRequest")],
+)
+def test_schema_describes_every_field(schema: dict[str, Any], path: str, name: str) -> None:
+    operation = schema["paths"][path]["post"]
+    assert operation["requestBody"]["content"]["application/json"]["schema"] == {
+        "$ref": f"#/components/schemas/{name}"
+    }
+    assert {"application/json", "text/event-stream"} <= set(operation["responses"]["200"]["content"])
+    assert {"400", "404", "413", "503"} <= set(operation["responses"])
+    assert "422" not in operation["responses"]
+    assert schema["components"]["schemas"][name]["properties"]["logit_bias"]["default"] == {}
+    for field, description in schema["components"]["schemas"][name]["properties"].items():
+        assert description.get("description"), field
