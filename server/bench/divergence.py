@@ -7,6 +7,8 @@ from server.bench.asking import Question
 from server.bench.client import BenchClient, TokenChoice
 from server.bench.paired import Pair
 
+MOST_LOOKUPS = 10
+
 _CONTEXT = 24
 
 
@@ -20,7 +22,7 @@ class Divergence:
         candidate: The candidate's text from there on, a few characters of it.
         baseline: The baseline's.
         token: The baseline's token there, its rival, and by how many nats it leads; None where its server
-            gives no logprobs, or the token was drawn at random.
+            gives no logprobs, the token was drawn at random, or many texts differ.
     """
 
     prompt: str
@@ -30,24 +32,32 @@ class Divergence:
     token: tuple[str, str, float] | None
 
 
-async def explain(baseline: BenchClient, question: Question, pair: Pair) -> Divergence | None:
-    """Looks a difference up in the baseline's logprobs; None if the texts are equal.
+async def explain(
+    baseline: BenchClient, questions: Sequence[Question], pairs: Sequence[Pair]
+) -> tuple[Divergence, ...]:
+    """The pairs whose texts differ; the first few greedy ones are looked up in the baseline's logprobs.
 
     Floating-point sums depend on how many rows a matrix product has, so two ways of computing one model
     may part where the best two tokens nearly tie. A wide lead there means that one of the two is wrong.
     """
-    place = pair.divergence
-    if place is None:
-        return None
-    greedy = question.body["temperature"] == 0
-    choices = await baseline.token_choices(question) if greedy else []
-    return Divergence(
-        prompt=pair.prompt,
-        place=place,
-        candidate=pair.candidate.text[place : place + _CONTEXT],
-        baseline=pair.baseline.text[place : place + _CONTEXT],
-        token=_token_at(place, choices, pair.baseline.text),
-    )
+    found: list[Divergence] = []
+    for question, pair in zip(questions, pairs, strict=True):
+        place = pair.divergence
+        if place is None or not pair.is_whole:
+            continue
+        # A look-up costs a whole answer, and two models that have nothing in common differ everywhere.
+        worth_it = question.body["temperature"] == 0 and len(found) < MOST_LOOKUPS
+        choices = await baseline.token_choices(question) if worth_it else []
+        found.append(
+            Divergence(
+                prompt=pair.prompt,
+                place=place,
+                candidate=pair.candidate.text[place : place + _CONTEXT],
+                baseline=pair.baseline.text[place : place + _CONTEXT],
+                token=_token_at(place, choices, pair.baseline.text),
+            )
+        )
+    return tuple(found)
 
 
 def _token_at(place: int, choices: Sequence[TokenChoice], text: str) -> tuple[str, str, float] | None:

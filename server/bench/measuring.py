@@ -151,16 +151,8 @@ async def _compare(
         run = await run_paired(ways, questions, concurrency, bar.on_done, timer)
         bar.close()
         summary = summarize_pairs(load, concurrency, run, plan.wishes.seed)
-        compared.append(Compared(run, summary, await _divergences(ways[1], questions, run)))
+        compared.append(Compared(run, summary, await explain(ways[1], questions, run.pairs)))
     return Outcome((ways[0].label, ways[1].label), compared=tuple(compared))
-
-
-async def _divergences(
-    baseline: BenchClient, questions: Sequence[Question], run: PairedRun
-) -> tuple[Divergence, ...]:
-    pairs = zip(questions, run.pairs, strict=True)
-    found = [await explain(baseline, question, pair) for question, pair in pairs if pair.is_whole]
-    return tuple(divergence for divergence in found if divergence is not None)
 
 
 class _Bar:

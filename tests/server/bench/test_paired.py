@@ -7,7 +7,7 @@ import pytest
 
 from server.bench.asking import Question
 from server.bench.client import TokenChoice
-from server.bench.divergence import Divergence, explain
+from server.bench.divergence import MOST_LOOKUPS, Divergence, explain
 from server.bench.paired import Pair, PairedRun, run_paired, summarize_pairs
 from server.bench.records import DraftCounts
 from tests.server.bench.scripted import Answer, ScriptedServer, question, record, steady, usage
@@ -151,16 +151,19 @@ CHOICES = (
 )
 
 
-def explained(client: Choosing, ours: str, theirs: str, temperature: float = 0.0) -> Divergence | None:
+def explained(client: Choosing, *pairs: Pair, temperature: float = 0.0) -> tuple[Divergence, ...]:
     asked = question()
     asked = Question(asked.prompt, asked.path, {**asked.body, "temperature": temperature})
-    found = Pair(record(text=ours), record(text=theirs))
-    return asyncio.run(explain(client, asked, found))  # type: ignore[arg-type]
+    return asyncio.run(explain(client, [asked] * len(pairs), pairs))  # type: ignore[arg-type]
+
+
+def texts(ours: str, theirs: str, error: str | None = None) -> Pair:
+    return Pair(record(text=ours, error=error), record(text=theirs))
 
 
 def test_a_difference_is_explained_by_the_lead_of_the_token_there() -> None:
-    found = explained(Choosing(*CHOICES), "abce and so on", "abcd")
-    assert found == Divergence("sky", 3, "e and so on", "d", ("cd", "ce", 0.25))
+    found = explained(Choosing(*CHOICES), texts("abce and so on", "abcd"))
+    assert found == (Divergence("sky", 3, "e and so on", "d", ("cd", "ce", 0.25)),)
 
 
 @pytest.mark.parametrize(
@@ -168,14 +171,19 @@ def test_a_difference_is_explained_by_the_lead_of_the_token_there() -> None:
     [Choosing(), Choosing(TokenChoice("other", CHOICES[0].best)), Choosing(TokenChoice("abcd", ()))],
 )
 def test_without_fitting_logprobs_there_is_no_lead(client: Choosing) -> None:
-    found = explained(client, "abce", "abcd")
-    assert found is not None
+    [found] = explained(client, texts("abce", "abcd"))
     assert (found.place, found.token) == (3, None)
 
 
-def test_equal_texts_and_drawn_tokens_are_not_looked_up() -> None:
+def test_equal_texts_failures_and_drawn_tokens_are_not_looked_up() -> None:
     client = Choosing(*CHOICES)
-    assert explained(client, "abcd", "abcd") is None
-    found = explained(client, "abce", "abcd", temperature=1.0)
-    assert found is not None
+    assert explained(client, texts("abcd", "abcd"), texts("", "abcd", error="no")) == ()
+    [found] = explained(client, texts("abce", "abcd"), temperature=1.0)
     assert (found.token, client.asked) == (None, 0)
+
+
+def test_only_the_first_few_differences_are_looked_up() -> None:
+    client = Choosing(*CHOICES)
+    found = explained(client, *[texts("abce", "abcd")] * (MOST_LOOKUPS + 3))
+    assert client.asked == MOST_LOOKUPS
+    assert [item.token is not None for item in found] == [True] * MOST_LOOKUPS + [False] * 3
