@@ -34,8 +34,8 @@ exit status is then 1. If OPENAI_API_KEY is set, it is sent.
 In a comparison each prompt is asked in both ways, one right after the other, and what comes first alternates.
 Speed-ups are the geometric mean over the prompts of such neighbours' ratios, with a 95 % bootstrap interval:
 above 1 speculation, or the server of --url, is faster. The interval takes prompts for independent of each
-other, which prompts asked at once are not: for it, --concurrency 1 and many prompts serve best. Where two greedy texts differ, the lead of the better
-of the two tokens is looked up: a near-tie, or a fault."""
+other, which prompts asked at once are not: it is best with --concurrency 1 and many prompts. Where two greedy
+texts differ, the lead of the better of the two tokens is looked up: a near-tie, or a fault."""
 LOCAL_ONLY = "is a setting of the server that the benchmark starts, and --url names one that runs"
 
 Number = TypeVar("Number", int, float)
