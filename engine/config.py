@@ -48,6 +48,11 @@ class ModelConfig(Section):
     )
     offline: bool = Field(False, description="Never touch the network.")
 
+    @property
+    def cache_folder(self) -> Path:
+        """Where what was converted or built for this machine is kept."""
+        return self.cache_dir or Path.home() / ".cache" / "outrider"
+
 
 class CacheConfig(Section):
     """The KV cache."""

@@ -13,10 +13,13 @@ on the instruction set and is measured on this machine when the first layer is p
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
+
+from engine.model.cpu_ops.build import CpuOperators
 
 logger = logging.getLogger(__name__)
 
@@ -75,14 +78,21 @@ class PackedLinear(nn.Module):
         weight: float32 [out_features, in_features]; copied, so that the caller may free it.
         bias: float32 [out_features] or None.
         padding: The row counts of this machine.
+        operators: The C++ operators, which do the same in one call; None does it in torch.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, padding: RowPadding) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        padding: RowPadding,
+        operators: CpuOperators | None = None,
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
-        self._sizes = padding.sizes
-        self._max_rows = len(padding.sizes) - 1
+        self._row_sizes = torch.tensor(padding.sizes)
+        self._multiply = _multiply_padded if operators is None else operators.linear_fp16
 
     @property
     def weight(self) -> torch.Tensor:
@@ -96,31 +106,42 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [..., in_features] to float32 [..., out_features]."""
-        flat = x.reshape(-1, self.in_features)
-        rows = flat.shape[0]
-        if rows <= self._max_rows:
-            result = self._rows(flat)
-        else:
-            result = torch.cat([self._rows(piece) for piece in torch.split(flat, self._max_rows)])
-        return result.reshape(*x.shape[:-1], self.out_features)
-
-    def _rows(self, flat: torch.Tensor) -> torch.Tensor:
-        rows = flat.shape[0]
-        if rows == 0:
-            return flat.new_empty(0, self.out_features)
-        missing = self._sizes[rows] - rows
-        if missing:
-            flat = nn.functional.pad(flat, (0, 0, 0, missing))
-        result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(flat, self._packed)
-        return result[:rows] if missing else result
+        result: torch.Tensor = self._multiply(x, self._packed, self._row_sizes)
+        return result
 
 
-def pack_linear_layers(module: nn.Module) -> int:
+def _multiply_padded(x: torch.Tensor, packed: Any, row_sizes: torch.Tensor) -> torch.Tensor:
+    """What the C++ operator does, in torch.
+
+    Args:
+        x: float32 [..., in_features].
+        packed: Weights packed as float16.
+        row_sizes: RowPadding.sizes, int64.
+
+    Returns:
+        float32 [..., out_features].
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    parts = []
+    for piece in torch.split(flat, len(row_sizes) - 1):
+        rows = piece.shape[0]
+        missing = int(row_sizes[rows]) - rows
+        padded = nn.functional.pad(piece, (0, 0, 0, missing)) if missing else piece
+        parts.append(torch.ops.quantized.linear_dynamic_fp16(padded, packed)[:rows])
+    result = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return result.reshape(*x.shape[:-1], result.shape[-1])
+
+
+def pack_linear_layers(module: nn.Module, operators: CpuOperators | None = None) -> int:
     """Replaces every nn.Linear and Conv1D inside `module` by a PackedLinear, one at a time.
 
     A head that shares its weight with the embedding gets a packed copy; the embedding keeps its own. A
     layer with weights that float16 cannot hold stays as it is, and the log names it. Weights of experts
     that are kept as one three-dimensional parameter are not linear layers and stay as well.
+
+    Args:
+        module: The model.
+        operators: The C++ operators, if there are any.
 
     Returns:
         How many layers are packed.
@@ -134,7 +155,7 @@ def pack_linear_layers(module: nn.Module) -> int:
             logger.warning("layer %s keeps its plain weights: %s", name, reason)
             continue
         bias = None if layer.bias is None else layer.bias.detach()
-        setattr(parent, attribute, PackedLinear(weight, bias, padding))
+        setattr(parent, attribute, PackedLinear(weight, bias, padding, operators))
         packed += 1
     return packed
 

@@ -23,7 +23,9 @@ from transformers import (
 
 from engine.config import ModelConfig
 from engine.errors import ModelNotSupported, StartupError
+from engine.model.attention.choice import choose_backend
 from engine.model.attention.interface import ATTENTION_NAME, probe_layers, register
+from engine.model.cpu_ops.build import CpuOperators, load_operators
 from engine.model.kv_cache import LayerShape
 from engine.model.linear import pack_linear_layers, packed_fp16_unavailable
 from engine.model.loaded_model import LoadedModel
@@ -62,8 +64,14 @@ def load_causal_lm(config: ModelConfig) -> LoadedModel:
     tokenizer = _read_tokenizer(folder, config)
     logger.info("loading %s from %s: %s on %s", config.model, folder, _short(dtype), device)
     module = _read_weights(folder, config, model_config, dtype).to(device)
+    takes_operators = device.type == "cpu" and dtype == torch.float32
     return wrap_model(
-        module, tokenizer, name=config.model, max_model_len=max_model_len, linear_weights=linear_weights
+        module,
+        tokenizer,
+        name=config.model,
+        max_model_len=max_model_len,
+        linear_weights=linear_weights,
+        operators=load_operators(config.cache_folder) if takes_operators else None,
     )
 
 
@@ -74,8 +82,17 @@ def wrap_model(
     name: str,
     max_model_len: int | None = None,
     linear_weights: str = "plain",
+    operators: CpuOperators | None = None,
 ) -> LoadedModel:
     """Makes a model that is in memory ready for the engine; its linear layers are packed in place if asked.
+
+    Args:
+        module: A causal language model.
+        tokenizer: Its tokenizer.
+        name: What it is called.
+        max_model_len: Tokens that prompt and answer may share; None takes the model's own limit.
+        linear_weights: "plain" or "packed-fp16".
+        operators: The C++ operators, for a float32 model on a CPU.
 
     Raises:
         ModelNotSupported: It cannot run on a paged KV cache.
@@ -89,12 +106,9 @@ def wrap_model(
     if module.config._attn_implementation != ATTENTION_NAME:
         module.set_attn_implementation(ATTENTION_NAME)
     layers = _probe(module)
-    check_paged_logits(module, layers)
+    check_paged_logits(module, layers, choose_backend(operators))
     if linear_weights == "packed-fp16":
-        if (reason := packed_fp16_unavailable()) is not None:
-            raise StartupError(f"linear_weights is packed-fp16, but {reason}; use linear_weights=plain")
-        packed = pack_linear_layers(module)
-        logger.info("%d linear layers of %s hold packed float16 weights", packed, name)
+        _pack(module, name, operators)
     loaded = LoadedModel(
         name=name,
         module=module,
@@ -106,17 +120,29 @@ def wrap_model(
         device=module.device,
         dtype=module.dtype,
         linear_weights=linear_weights,
+        operators=operators,
     )
+    _log_summary(loaded)
+    return loaded
+
+
+def _log_summary(model: LoadedModel) -> None:
     logger.info(
         "%s: %s, %d layers, %d tokens of vocabulary, context %d, answers end at ids %s",
-        name,
-        type(module).__name__,
-        len(layers),
-        loaded.vocab_size,
-        limit,
-        sorted(loaded.eos_token_ids),
+        model.name,
+        type(model.module).__name__,
+        len(model.layers),
+        model.vocab_size,
+        model.max_model_len,
+        sorted(model.eos_token_ids),
     )
-    return loaded
+
+
+def _pack(module: PreTrainedModel, name: str, operators: CpuOperators | None) -> None:
+    if (reason := packed_fp16_unavailable()) is not None:
+        raise StartupError(f"linear_weights is packed-fp16, but {reason}; use linear_weights=plain")
+    packed = pack_linear_layers(module, operators)
+    logger.info("%d linear layers of %s hold packed float16 weights", packed, name)
 
 
 def _probe(module: PreTrainedModel) -> tuple[LayerShape, ...]:

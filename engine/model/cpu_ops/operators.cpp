@@ -1,0 +1,141 @@
+// Operators of a CPU step: attention over the paged cache, and linear layers on packed weights.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/quantized/PackedParams.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "attention.h"
+
+namespace {
+
+// A block of one sequence's rows and one key/value head.
+struct Item {
+  int64_t span, begin, kv_head;
+};
+
+// Keys and values [1, heads, tokens, dim] to the slots of [slots, heads, dim].
+void write_slots(const at::Tensor& tokens, const at::Tensor& slots, at::Tensor& cache) {
+  const auto* slot = slots.const_data_ptr<int64_t>();
+  const auto* source = tokens.const_data_ptr<float>();
+  auto* target = cache.mutable_data_ptr<float>();
+  const int64_t heads = tokens.size(1), dim = tokens.size(3), head_stride = tokens.stride(1),
+                token_stride = tokens.stride(2);
+  at::parallel_for(0, tokens.size(2), 64, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t h = 0; h < heads; ++h)
+        std::memcpy(target + (slot[t] * heads + h) * dim, source + t * token_stride + h * head_stride,
+                    dim * sizeof(float));
+  });
+}
+
+at::Tensor dense_heads(const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); }
+
+// spans: int64 [S, 5]: begin, end, num_committed, num_slots, offset into context. See CpuAttention.
+at::Tensor attend(const at::Tensor& query_, const at::Tensor& key, const at::Tensor& value, at::Tensor key_cache,
+                  at::Tensor value_cache, const at::Tensor& slots, const at::Tensor& spans, const at::Tensor& context,
+                  const at::Tensor& visible, const at::Tensor& ancestors, double scale, int64_t window, double softcap,
+                  const std::optional<at::Tensor>& sinks) {
+  write_slots(dense_heads(key), slots, key_cache);
+  write_slots(dense_heads(value), slots, value_cache);
+  const at::Tensor query = dense_heads(query_);
+  const Shape shape{query.size(1), key.size(1), key.size(3), value.size(3), query.size(1) / key.size(1)};
+  const at::Tensor sink = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
+  const Options options{static_cast<float>(scale), window, static_cast<float>(softcap),
+                        sink.defined() ? sink.const_data_ptr<float>() : nullptr};
+  const int64_t num_tokens = query.size(2), head_stride = query.stride(1), token_stride = query.stride(2);
+  at::Tensor out = at::zeros({1, num_tokens, shape.num_heads, shape.value_dim}, query.options());
+
+  const auto* span_data = spans.const_data_ptr<int64_t>();
+  const auto* visible_data = visible.const_data_ptr<int64_t>();
+  const auto* words = ancestors.const_data_ptr<int64_t>();
+  std::vector<Span> all_spans;
+  std::vector<Item> items;
+  for (int64_t s = 0; s < spans.size(0); ++s) {
+    const int64_t* row = span_data + s * 5;
+    all_spans.push_back({row[0], row[1], row[2], row[3], context.const_data_ptr<int64_t>() + row[4]});
+    for (int64_t begin = row[0]; begin < row[1]; begin += ROW_BLOCK)
+      for (int64_t head = 0; head < shape.num_kv_heads; ++head) items.push_back({s, begin, head});
+  }
+  const auto* queries_data = query.const_data_ptr<float>();
+  auto* out_data = out.mutable_data_ptr<float>();
+  const auto* keys_data = key_cache.const_data_ptr<float>();
+  const auto* values_data = value_cache.const_data_ptr<float>();
+  std::atomic<int64_t> next{static_cast<int64_t>(items.size())};  // Counts down: a chunk's last rows see the most.
+  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), items.size()), 1, [&](int64_t, int64_t) {
+    Worker worker(shape, options, keys_data, values_data);
+    std::vector<Row> rows;
+    std::vector<Query> queries;
+    for (int64_t i = --next; i >= 0; i = --next) {
+      const Span& span = all_spans[items[i].span];
+      const int64_t begin = items[i].begin, end = std::min(begin + ROW_BLOCK, span.end);
+      const int64_t first_head = items[i].kv_head * shape.group;
+      rows.clear();
+      queries.clear();
+      for (int64_t t = begin; t < end; ++t) {
+        const int64_t count = visible_data[t] + std::popcount(static_cast<uint64_t>(words[t]));
+        rows.push_back({window == 0 ? 0 : std::max<int64_t>(0, count - window), count});
+        for (int64_t h = first_head; h < first_head + shape.group; ++h)
+          queries.push_back({queries_data + h * head_stride + t * token_stride,
+                             out_data + (t * shape.num_heads + h) * shape.value_dim,
+                             -std::numeric_limits<float>::infinity(), 0.0f, 0.0f});
+      }
+      worker.attend(span, rows, words + begin, queries, items[i].kv_head);
+      for (size_t q = 0; q < queries.size(); ++q) worker.finish(queries[q], first_head + q % shape.group);
+    }
+  });
+  return out;
+}
+
+// y = x W^T + b on weights packed as float16. row_sizes[m]: rows to compute for m rows (see RowPadding).
+at::Tensor linear_fp16(const at::Tensor& x, const c10::intrusive_ptr<LinearPackedParamsBase>& packed,
+                       const at::Tensor& row_sizes) {
+  const int64_t in_features = x.size(-1), rows = x.numel() / in_features, most = row_sizes.numel() - 1;
+  const auto* sizes = row_sizes.const_data_ptr<int64_t>();
+  const at::Tensor flat = x.contiguous().view({rows, in_features});
+  std::vector<at::Tensor> parts;
+  for (int64_t begin = 0; begin < rows || parts.empty(); begin += most) {
+    const int64_t count = std::min(most, rows - begin), size = sizes[count];
+    at::Tensor piece = flat.narrow(0, begin, count);
+    if (size > count) {
+      at::Tensor padded = at::empty({size, in_features}, x.options());
+      auto* data = padded.mutable_data_ptr<float>();
+      std::memcpy(data, piece.const_data_ptr<float>(), count * in_features * sizeof(float));
+      std::memset(data + count * in_features, 0, (size - count) * in_features * sizeof(float));
+      piece = padded;
+    }
+    parts.push_back(packed->apply_dynamic(piece).narrow(0, 0, count));
+  }
+  const at::Tensor result = parts.size() == 1 ? parts[0] : at::cat(parts);
+  auto shape = x.sizes().vec();
+  shape.back() = result.size(1);
+  return result.view(shape);
+}
+
+}  // namespace
+
+TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
+  library.def(
+      "attend(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slots, "
+      "Tensor spans, Tensor context, Tensor visible, Tensor ancestors, float scale, int window, float softcap, Tensor? sinks) -> "
+      "Tensor");
+  library.def(
+      "linear_fp16(Tensor x, __torch__.torch.classes.quantized.LinearPackedParamsBase packed, Tensor row_sizes) -> "
+      "Tensor");
+}
+
+TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
+  library.impl("attend", attend);
+  library.impl("linear_fp16", linear_fp16);
+}
