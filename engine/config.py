@@ -14,7 +14,7 @@ from engine.sampling_params import MAX_DRAFT_TOKENS
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
-LinearWeights = Literal["auto", "plain", "packed-fp16"]
+LinearWeights = Literal["auto", "plain", "packed-fp16", "packed-int8"]
 
 
 class Section(BaseModel):

@@ -10,18 +10,15 @@ must not change a row, so calls are padded to row counts that leave no such grou
 on the instruction set and is measured on this machine when the first layer is packed.
 """
 
-import logging
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from engine.model.cpu_ops.build import CpuOperators
-
-logger = logging.getLogger(__name__)
+from engine.model.packing import NOT_FINITE, largest_magnitude
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 MAX_ROWS = 120
@@ -132,47 +129,26 @@ def _multiply_padded(x: torch.Tensor, packed: Any, row_sizes: torch.Tensor) -> t
     return result.reshape(*x.shape[:-1], result.shape[-1])
 
 
-def pack_linear_layers(module: nn.Module, operators: CpuOperators | None = None) -> int:
-    """Replaces every nn.Linear and Conv1D inside `module` by a PackedLinear, one at a time.
-
-    A head that shares its weight with the embedding gets a packed copy; the embedding keeps its own. A
-    layer with weights that float16 cannot hold stays as it is, and the log names it. Weights of experts
-    that are kept as one three-dimensional parameter are not linear layers and stay as well.
+class Float16Packer:
+    """Makes PackedLinear layers.
 
     Args:
-        module: The model.
         operators: The C++ operators, if there are any.
-
-    Returns:
-        How many layers are packed.
     """
-    padding = RowPadding.measure()
-    packed = 0
-    for name, parent, attribute, layer in list(_linear_layers(module)):
-        weight = (layer.weight if isinstance(layer, nn.Linear) else layer.weight.T).detach()
-        reason = _not_packable(weight)
-        if reason is not None:
-            logger.warning("layer %s keeps its plain weights: %s", name, reason)
-            continue
-        bias = None if layer.bias is None else layer.bias.detach()
-        setattr(parent, attribute, PackedLinear(weight, bias, padding, operators))
-        packed += 1
-    return packed
 
+    def __init__(self, operators: CpuOperators | None = None) -> None:
+        self._operators = operators
+        self._padding = RowPadding.measure()
 
-def _linear_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Linear | Conv1D]]:
-    for prefix, parent in module.named_modules():
-        for attribute, child in parent.named_children():
-            # Exactly these classes: a subclass may do more in its forward than multiply.
-            if type(child) in (nn.Linear, Conv1D):
-                yield f"{prefix}.{attribute}".lstrip("."), parent, attribute, child
+    def refuses(self, weight: torch.Tensor) -> str | None:
+        """See LinearPacker."""
+        largest = largest_magnitude(weight)
+        if largest <= FLOAT16_MAX:
+            return None
+        if not math.isfinite(largest):
+            return NOT_FINITE
+        return f"its largest weight is {largest:g}, and float16 ends at {FLOAT16_MAX:g}"
 
-
-def _not_packable(weight: torch.Tensor) -> str | None:
-    smallest, biggest = (bound.item() for bound in torch.aminmax(weight))
-    largest = max(-smallest, biggest)  # Not-a-number makes both bounds not-a-number.
-    if largest <= FLOAT16_MAX:
-        return None
-    if largest == float("inf") or largest != largest:
-        return "it has weights that are not finite"
-    return f"its largest weight is {largest:g}, and float16 ends at {FLOAT16_MAX:g}"
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """See LinearPacker."""
+        return PackedLinear(weight, bias, self._padding, self._operators)

@@ -23,7 +23,7 @@ class LoadedModel:
         eos_token_ids: Ids that end an answer.
         device: Where it runs.
         dtype: Type of its activations, and of its keys and values.
-        linear_weights: How its linear layers hold their weights: "packed-fp16" or "plain".
+        linear_weights: How its linear layers hold their weights: "plain", "packed-fp16" or "packed-int8".
         operators: The C++ operators of its steps; None where there are none for it.
     """
 

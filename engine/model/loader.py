@@ -27,7 +27,7 @@ from engine.model.attention.choice import choose_backend
 from engine.model.attention.interface import ATTENTION_NAME, probe_layers, register
 from engine.model.cpu_ops.build import CpuOperators, load_operators
 from engine.model.kv_cache import LayerShape
-from engine.model.linear import pack_linear_layers, packed_fp16_unavailable
+from engine.model.linear_weights import choose_linear_weights, pack_weights
 from engine.model.loaded_model import LoadedModel
 from engine.model.self_check import check_paged_logits
 from engine.model.sources import ModelSources
@@ -56,7 +56,9 @@ def load_causal_lm(config: ModelConfig) -> LoadedModel:
     register()
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
-    linear_weights = choose_linear_weights(config.linear_weights, device, dtype)
+    takes_operators = device.type == "cpu" and dtype == torch.float32
+    operators = load_operators(config.cache_folder) if takes_operators else None
+    linear_weights = choose_linear_weights(config.linear_weights, device, dtype, operators)
     folder = ModelSources.of(config).find(config.model, config.revision)
     model_config = _read_config(folder, config)
     check_config(model_config)
@@ -64,14 +66,13 @@ def load_causal_lm(config: ModelConfig) -> LoadedModel:
     tokenizer = _read_tokenizer(folder, config)
     logger.info("loading %s from %s: %s on %s", config.model, folder, _short(dtype), device)
     module = _read_weights(folder, config, model_config, dtype).to(device)
-    takes_operators = device.type == "cpu" and dtype == torch.float32
     return wrap_model(
         module,
         tokenizer,
         name=config.model,
         max_model_len=max_model_len,
         linear_weights=linear_weights,
-        operators=load_operators(config.cache_folder) if takes_operators else None,
+        operators=operators,
     )
 
 
@@ -91,7 +92,7 @@ def wrap_model(
         tokenizer: Its tokenizer.
         name: What it is called.
         max_model_len: Tokens that prompt and answer may share; None takes the model's own limit.
-        linear_weights: "plain" or "packed-fp16".
+        linear_weights: "plain", "packed-fp16" or "packed-int8".
         operators: The C++ operators, for a float32 model on a CPU.
 
     Raises:
@@ -107,8 +108,7 @@ def wrap_model(
         module.set_attn_implementation(ATTENTION_NAME)
     layers = _probe(module)
     check_paged_logits(module, layers, choose_backend(operators))
-    if linear_weights == "packed-fp16":
-        _pack(module, name, operators)
+    pack_weights(module, linear_weights, operators)
     loaded = LoadedModel(
         name=name,
         module=module,
@@ -136,13 +136,6 @@ def _log_summary(model: LoadedModel) -> None:
         model.max_model_len,
         sorted(model.eos_token_ids),
     )
-
-
-def _pack(module: PreTrainedModel, name: str, operators: CpuOperators | None) -> None:
-    if (reason := packed_fp16_unavailable()) is not None:
-        raise StartupError(f"linear_weights is packed-fp16, but {reason}; use linear_weights=plain")
-    packed = pack_linear_layers(module, operators)
-    logger.info("%d linear layers of %s hold packed float16 weights", packed, name)
 
 
 def _probe(module: PreTrainedModel) -> tuple[LayerShape, ...]:
@@ -182,27 +175,6 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     if device.type == "cpu":
         return torch.float32
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-
-
-def choose_linear_weights(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
-    """How linear layers hold their weights; auto packs them on a CPU that can.
-
-    Raises:
-        StartupError: Packed weights were asked for where they cannot be.
-    """
-    reason = packed_fp16_unavailable()
-    if device.type != "cpu":
-        reason = f"the device is {device}, and packed weights are for CPUs"
-    elif dtype != torch.float32:
-        reason = f"dtype is {_short(dtype)}, and packed weights take float32 activations"
-    if wanted == "packed-fp16" and reason is not None:
-        raise StartupError(f"linear_weights is packed-fp16, but {reason}; use linear_weights=auto")
-    if wanted != "auto":
-        return wanted
-    if reason is None:
-        return "packed-fp16"
-    logger.info("linear layers keep plain weights: %s", reason)
-    return "plain"
 
 
 def _read_config(folder: Path, config: ModelConfig) -> PreTrainedConfig:

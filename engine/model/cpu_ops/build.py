@@ -26,7 +26,7 @@ from engine.model.weight_cache import WeightCache
 logger = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
-_FILES = ("operators.cpp", "attention.h")
+_FILES = ("operators.cpp", "attention.h", "int8.h")
 _FLAGS = (
     "-O3",
     "-std=c++20",
@@ -54,10 +54,12 @@ class CpuOperators:
     Attributes:
         attend: Stores a layer's keys and values and attends.
         linear_fp16: A linear layer on weights packed as float16.
+        linear_int8: A linear layer on weights packed as 8-bit integers with scales.
     """
 
     attend: Any
     linear_fp16: Any
+    linear_int8: Any
 
 
 def load_operators(cache_dir: Path) -> CpuOperators | None:
@@ -78,7 +80,9 @@ def load_operators(cache_dir: Path) -> CpuOperators | None:
             logger.warning("steps run without the C++ operators and take longer: %s", reason)
             return None
     operators = getattr(torch.ops, _NAMESPACE)
-    return CpuOperators(operators.attend.default, operators.linear_fp16.default)
+    return CpuOperators(
+        operators.attend.default, operators.linear_fp16.default, operators.linear_int8.default
+    )
 
 
 def _library(folder: Path, key: str) -> Path:

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "int8.h"
 
 namespace {
 
@@ -123,6 +124,48 @@ at::Tensor linear_fp16(const at::Tensor& x, const c10::intrusive_ptr<LinearPacke
   return result.view(shape);
 }
 
+// y = x W^T + b with 8-bit weights.
+//   weights: int8 [panels, blocks, PAIRS, PANEL, 2]; scales: bfloat16 [panels, blocks, PANEL]; bias: [panels * PANEL].
+at::Tensor linear_int8(const at::Tensor& x_, const at::Tensor& weights, const at::Tensor& scales,
+                       const at::Tensor& bias, int64_t out_features) {
+  const at::Tensor x = x_.contiguous();
+  const int64_t in_features = x.size(-1), rows = x.numel() / in_features;
+  const int64_t panels = weights.size(0), blocks = weights.size(1), padded = blocks * int8::BLOCK;
+  auto shape = x.sizes().vec();
+  shape.back() = out_features;
+  at::Tensor out = at::empty(shape, x.options());
+  at::Tensor rounded = at::empty({rows, padded}, x.options().dtype(at::kShort));
+  std::vector<float> row_scales(rows);
+  const auto* x_data = x.const_data_ptr<float>();
+  auto* rounded_data = rounded.mutable_data_ptr<int16_t>();
+  at::parallel_for(0, rows, 32, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      row_scales[row] =
+          int8::quantise(x_data + row * in_features, in_features, padded, rounded_data + row * padded);
+  });
+  const auto* weight_data = weights.const_data_ptr<int8_t>();
+  const auto* scale_data = reinterpret_cast<const uint16_t*>(scales.const_data_ptr<at::BFloat16>());
+  const auto* bias_data = bias.const_data_ptr<float>();
+  auto* out_data = out.mutable_data_ptr<float>();
+  const int64_t grain = std::max<int64_t>(1, 65536 / (padded * int8::PANEL));
+  at::parallel_for(0, panels, grain, [&](int64_t begin, int64_t end) {
+    float sums[int8::ROWS * int8::PANEL];
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t first = panel * int8::PANEL, width = std::min(int8::PANEL, out_features - first);
+      for (int64_t row = 0; row < rows; row += int8::ROWS) {
+        const int64_t count = std::min(int8::ROWS, rows - row);
+        int8::panel_rows(count, weight_data + panel * padded * int8::PANEL,
+                         scale_data + panel * blocks * int8::PANEL, rounded_data + row * padded, blocks, sums);
+        for (int64_t m = 0; m < count; ++m)
+          for (int64_t n = 0; n < width; ++n)
+            out_data[(row + m) * out_features + first + n] =
+                row_scales[row + m] * sums[m * int8::PANEL + n] + bias_data[first + n];
+      }
+    }
+  });
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
@@ -133,9 +176,11 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
   library.def(
       "linear_fp16(Tensor x, __torch__.torch.classes.quantized.LinearPackedParamsBase packed, Tensor row_sizes) -> "
       "Tensor");
+  library.def("linear_int8(Tensor x, Tensor weights, Tensor scales, Tensor bias, int out_features) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("attend", attend);
   library.impl("linear_fp16", linear_fp16);
+  library.impl("linear_int8", linear_int8);
 }
