@@ -26,6 +26,7 @@ from engine.errors import ModelNotSupported, StartupError
 from engine.model.attention.choice import choose_backend
 from engine.model.attention.interface import ATTENTION_NAME, probe_layers, register
 from engine.model.cpu_ops.build import CpuOperators, load_operators
+from engine.model.fusion import fuse_layers
 from engine.model.kv_cache import LayerShape
 from engine.model.linear_weights import choose_linear_weights, pack_weights
 from engine.model.loaded_model import LoadedModel
@@ -108,6 +109,8 @@ def wrap_model(
         module.set_attn_implementation(ATTENTION_NAME)
     layers = _probe(module)
     check_paged_logits(module, layers, choose_backend(operators))
+    if operators is not None:
+        fuse_layers(module, operators)
     pack_weights(module, linear_weights, operators)
     loaded = LoadedModel(
         name=name,

@@ -32,6 +32,8 @@ inline Lanes load(const float* source) {
 
 inline void store(float* target, Lanes lanes) { std::memcpy(target, &lanes, sizeof(lanes)); }
 
+inline float add_lanes(Lanes x) { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
+
 // e^x by Cephes' polynomial (Moshier), with 2^n put in as exponent bits. x is at most 0 or not-a-number, which stays one.
 inline float exp_nonpositive(float x) {
   const float clamped = x < -87.0f ? -87.0f : x;
@@ -137,7 +139,7 @@ void softmax_step(float* scores, int64_t from, int64_t to, const Options& option
   for (int64_t i = to; i < TILE; ++i) scores[i] = 0.0f;
   Lanes sums = load(scores);
   for (int64_t i = WIDTH; i < TILE; i += WIDTH) sums += load(scores + i);
-  const float total = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  const float total = add_lanes(sums);
   query.rescale = exp_nonpositive(query.peak - peak);
   query.sum = query.sum * query.rescale + total;
   query.peak = peak;

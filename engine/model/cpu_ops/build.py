@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from engine.model.weight_cache import WeightCache
 logger = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
-_FILES = ("operators.cpp", "attention.h", "int8.h")
+_FILES = ("operators.cpp", "attention.h", "elementwise.h", "int8.h")
 _FLAGS = (
     "-O3",
     "-std=c++20",
@@ -55,11 +55,18 @@ class CpuOperators:
         attend: Stores a layer's keys and values and attends.
         linear_fp16: A linear layer on weights packed as float16.
         linear_int8: A linear layer on weights packed as 8-bit integers with scales.
+        rms_norm: RMSNorm over the last dimension.
+        gate_silu, gate_gelu_tanh: The activation of a gated feed-forward layer.
+        rotate: Rotary positions for queries and keys that come from one matrix.
     """
 
     attend: Any
     linear_fp16: Any
     linear_int8: Any
+    rms_norm: Any
+    gate_silu: Any
+    gate_gelu_tanh: Any
+    rotate: Any
 
 
 def load_operators(cache_dir: Path) -> CpuOperators | None:
@@ -80,9 +87,8 @@ def load_operators(cache_dir: Path) -> CpuOperators | None:
             logger.warning("steps run without the C++ operators and take longer: %s", reason)
             return None
     operators = getattr(torch.ops, _NAMESPACE)
-    return CpuOperators(
-        operators.attend.default, operators.linear_fp16.default, operators.linear_int8.default
-    )
+    names = [field.name for field in fields(CpuOperators)]
+    return CpuOperators(**{name: getattr(operators, name).default for name in names})
 
 
 def _library(folder: Path, key: str) -> Path:

@@ -14,9 +14,11 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "attention.h"
+#include "elementwise.h"
 #include "int8.h"
 
 namespace {
@@ -166,6 +168,64 @@ at::Tensor linear_int8(const at::Tensor& x_, const at::Tensor& weights, const at
   return out;
 }
 
+// Calls function(row) for every row; in parallel where there is enough to do.
+template <typename Function>
+void for_rows(int64_t rows, int64_t size, const Function& function) {
+  at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(size, 1)), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) function(row);
+  });
+}
+
+at::Tensor rms_norm(const at::Tensor& x_, const at::Tensor& weight, double eps) {
+  const at::Tensor x = x_.contiguous();
+  const int64_t size = x.size(-1);
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  const auto* source = x.const_data_ptr<float>();
+  const auto* weight_data = weight.const_data_ptr<float>();
+  auto* target = out.mutable_data_ptr<float>();
+  for_rows(x.numel() / size, size, [&](int64_t row) {
+    rms_norm_row(source + row * size, weight_data, size, static_cast<float>(eps), target + row * size);
+  });
+  return out;
+}
+
+// [..., 2 * size], gate and up side by side, to [..., size].
+template <float (*activation)(float)>
+at::Tensor gate(const at::Tensor& x_) {
+  const at::Tensor x = x_.contiguous();
+  const int64_t size = x.size(-1) / 2;
+  auto shape = x.sizes().vec();
+  shape.back() = size;
+  at::Tensor out = at::empty(shape, x.options());
+  const auto* source = x.const_data_ptr<float>();
+  auto* target = out.mutable_data_ptr<float>();
+  for_rows(x.numel() / (2 * size), 4 * size,
+           [&](int64_t row) { gate_row<activation>(source + row * 2 * size, size, target + row * size); });
+  return out;
+}
+
+// qkv [1, T, (heads + 2 * kv_heads) * dim] to queries [1, heads, T, dim] and keys, rotated, and values [1, kv_heads,
+// T, dim]; cosine and sine: [1, T, dim].
+std::tuple<at::Tensor, at::Tensor, at::Tensor> rotate(const at::Tensor& qkv_, const at::Tensor& cosine_,
+                                                      const at::Tensor& sine_, int64_t heads, int64_t kv_heads) {
+  const at::Tensor qkv = qkv_.contiguous(), cosine = cosine_.contiguous(), sine = sine_.contiguous();
+  const int64_t tokens = qkv.size(1), all_heads = heads + 2 * kv_heads, dim = qkv.size(2) / all_heads;
+  TORCH_CHECK(cosine.numel() == tokens * dim && sine.numel() == tokens * dim, "rotary positions of another shape");
+  at::Tensor out = at::empty({1, tokens, all_heads, dim}, qkv.options());
+  const auto* source = qkv.const_data_ptr<float>();
+  const auto* cosines = cosine.const_data_ptr<float>();
+  const auto* sines = sine.const_data_ptr<float>();
+  auto* target = out.mutable_data_ptr<float>();
+  for_rows(tokens, all_heads * dim, [&](int64_t t) {
+    const int64_t row = t * all_heads * dim, turned = heads + kv_heads;
+    for (int64_t h = 0; h < turned; ++h)
+      rotate_head(source + row + h * dim, cosines + t * dim, sines + t * dim, dim, target + row + h * dim);
+    std::memcpy(target + row + turned * dim, source + row + turned * dim, kv_heads * dim * sizeof(float));
+  });
+  const at::Tensor by_head = out.transpose(1, 2);
+  return {by_head.narrow(1, 0, heads), by_head.narrow(1, heads, kv_heads), by_head.narrow(1, heads + kv_heads, kv_heads)};
+}
+
 }  // namespace
 
 TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
@@ -177,10 +237,19 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
       "linear_fp16(Tensor x, __torch__.torch.classes.quantized.LinearPackedParamsBase packed, Tensor row_sizes) -> "
       "Tensor");
   library.def("linear_int8(Tensor x, Tensor weights, Tensor scales, Tensor bias, int out_features) -> Tensor");
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  library.def("gate_silu(Tensor x) -> Tensor");
+  library.def("gate_gelu_tanh(Tensor x) -> Tensor");
+  library.def(
+      "rotate(Tensor qkv, Tensor cosine, Tensor sine, int heads, int kv_heads) -> (Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("attend", attend);
   library.impl("linear_fp16", linear_fp16);
   library.impl("linear_int8", linear_int8);
+  library.impl("rms_norm", rms_norm);
+  library.impl("gate_silu", gate<silu>);
+  library.impl("gate_gelu_tanh", gate<gelu_tanh>);
+  library.impl("rotate", rotate);
 }
