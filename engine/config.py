@@ -34,7 +34,8 @@ class ModelConfig(Section):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     linear_weights: LinearWeights = Field(
         "auto",
-        description="How linear layers hold weights; auto: packed-fp16 on a CPU that has it, else plain.",
+        description="How linear layers hold weights; auto: on a CPU packed-int8, packed-fp16 without C++ "
+        "operators, else plain.",
     )
     max_model_len: int | None = Field(
         None, ge=2, description="Tokens that prompt and answer share; default: the model's own limit."

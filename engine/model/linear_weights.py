@@ -35,7 +35,9 @@ def choose_linear_weights(
         reason = f"the device is {device}, and packed weights are for CPUs"
     elif dtype != torch.float32:
         reason = f"dtype is {str(dtype).removeprefix('torch.')}, and packed weights take float32 activations"
-    kind = "packed-fp16" if wanted == "auto" else wanted
+    kind = wanted
+    if wanted == "auto":
+        kind = "packed-fp16" if operators is None else "packed-int8"
     reason = reason or _unavailable(kind, operators)
     if reason is None:
         return kind

@@ -71,7 +71,7 @@ def test_the_layers_of_the_cache(folder: Path) -> None:
 @needs_packing
 def test_on_a_cpu_linear_layers_are_packed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        model = load(folder)
+        model = load(folder, linear_weights="packed-fp16")
     assert model.linear_weights == "packed-fp16"
     count = 15 if operators() is None else 9  # Operators go with merged layers.
     assert sum(isinstance(layer, PackedLinear | LinearPart) for layer in model.module.modules()) == count
@@ -133,7 +133,7 @@ def test_eight_bits_without_operators_are_refused() -> None:
 
 def test_eight_bits_with_operators(folder: Path) -> None:
     need_operators()
-    model = load(folder, linear_weights="packed-int8")
+    model = load(folder)  # What auto takes.
     assert model.linear_weights == "packed-int8"
     assert sum(isinstance(layer, Int8Linear) for layer in model.module.modules()) == 9
 

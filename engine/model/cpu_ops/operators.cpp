@@ -23,6 +23,19 @@
 
 namespace {
 
+// Calls function(begin, end) for pieces of 0 .. count. Threads fetch piece by piece, because a thread that the
+// system holds up would let all others wait for its share.
+template <typename Function>
+void for_pieces(int64_t count, int64_t piece, const Function& function) {
+  if (count <= piece) return function(int64_t{0}, count);
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), (count + piece - 1) / piece);
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t begin = next.fetch_add(piece); begin < count; begin = next.fetch_add(piece))
+      function(begin, std::min(begin + piece, count));
+  });
+}
+
 // A block of one sequence's rows and one key/value head.
 struct Item {
   int64_t span, begin, kv_head;
@@ -35,7 +48,7 @@ void write_slots(const at::Tensor& tokens, const at::Tensor& slots, at::Tensor& 
   auto* target = cache.mutable_data_ptr<float>();
   const int64_t heads = tokens.size(1), dim = tokens.size(3), head_stride = tokens.stride(1),
                 token_stride = tokens.stride(2);
-  at::parallel_for(0, tokens.size(2), 64, [&](int64_t begin, int64_t end) {
+  for_pieces(tokens.size(2), 64, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
       for (int64_t h = 0; h < heads; ++h)
         std::memcpy(target + (slot[t] * heads + h) * dim, source + t * token_stride + h * head_stride,
@@ -75,12 +88,12 @@ at::Tensor attend(const at::Tensor& query_, const at::Tensor& key, const at::Ten
   auto* out_data = out.mutable_data_ptr<float>();
   const auto* keys_data = key_cache.const_data_ptr<float>();
   const auto* values_data = value_cache.const_data_ptr<float>();
-  std::atomic<int64_t> next{static_cast<int64_t>(items.size())};  // Counts down: a chunk's last rows see the most.
-  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), items.size()), 1, [&](int64_t, int64_t) {
+  std::reverse(items.begin(), items.end());  // The last rows of a chunk see the most.
+  for_pieces(items.size(), 1, [&](int64_t first_item, int64_t last_item) {
     Worker worker(shape, options, keys_data, values_data);
     std::vector<Row> rows;
     std::vector<Query> queries;
-    for (int64_t i = --next; i >= 0; i = --next) {
+    for (int64_t i = first_item; i < last_item; ++i) {
       const Span& span = all_spans[items[i].span];
       const int64_t begin = items[i].begin, end = std::min(begin + ROW_BLOCK, span.end);
       const int64_t first_head = items[i].kv_head * shape.group;
@@ -140,7 +153,7 @@ at::Tensor linear_int8(const at::Tensor& x_, const at::Tensor& weights, const at
   std::vector<float> row_scales(rows);
   const auto* x_data = x.const_data_ptr<float>();
   auto* rounded_data = rounded.mutable_data_ptr<int16_t>();
-  at::parallel_for(0, rows, 32, [&](int64_t begin, int64_t end) {
+  for_pieces(rows, 32, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
       row_scales[row] =
           int8::quantise(x_data + row * in_features, in_features, padded, rounded_data + row * padded);
@@ -149,8 +162,8 @@ at::Tensor linear_int8(const at::Tensor& x_, const at::Tensor& weights, const at
   const auto* scale_data = reinterpret_cast<const uint16_t*>(scales.const_data_ptr<at::BFloat16>());
   const auto* bias_data = bias.const_data_ptr<float>();
   auto* out_data = out.mutable_data_ptr<float>();
-  const int64_t grain = std::max<int64_t>(1, 65536 / (padded * int8::PANEL));
-  at::parallel_for(0, panels, grain, [&](int64_t begin, int64_t end) {
+  const int64_t piece = std::max<int64_t>(1, 131072 / (padded * int8::PANEL * std::max<int64_t>(1, rows / 4)));
+  for_pieces(panels, piece, [&](int64_t begin, int64_t end) {
     float sums[int8::ROWS * int8::PANEL];
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t first = panel * int8::PANEL, width = std::min(int8::PANEL, out_features - first);
@@ -171,7 +184,7 @@ at::Tensor linear_int8(const at::Tensor& x_, const at::Tensor& weights, const at
 // Calls function(row) for every row; in parallel where there is enough to do.
 template <typename Function>
 void for_rows(int64_t rows, int64_t size, const Function& function) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(size, 1)), [&](int64_t begin, int64_t end) {
+  for_pieces(rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(size, 1)), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) function(row);
   });
 }
