@@ -14,7 +14,7 @@ from engine.sampling_params import MAX_DRAFT_TOKENS
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
-LinearWeights = Literal["auto", "plain", "packed-fp16"]
+LinearWeights = Literal["auto", "plain", "packed-fp16", "packed-int8"]
 
 
 class Section(BaseModel):
@@ -34,7 +34,8 @@ class ModelConfig(Section):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     linear_weights: LinearWeights = Field(
         "auto",
-        description="How linear layers hold weights; auto: packed-fp16 on a CPU that has it, else plain.",
+        description="How linear layers hold weights; auto: on a CPU packed-int8, packed-fp16 without C++ "
+        "operators, else plain.",
     )
     max_model_len: int | None = Field(
         None, ge=2, description="Tokens that prompt and answer share; default: the model's own limit."
@@ -47,6 +48,11 @@ class ModelConfig(Section):
         "hub's own cache for what comes from there.",
     )
     offline: bool = Field(False, description="Never touch the network.")
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where what was converted or built for this machine is kept."""
+        return self.cache_dir or Path.home() / ".cache" / "outrider"
 
 
 class CacheConfig(Section):

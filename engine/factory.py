@@ -10,7 +10,7 @@ from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import Scheduler
 from engine.drafting import Drafting
 from engine.engine_core import EngineCore
-from engine.model.attention.reference import ReferenceAttention
+from engine.model.attention.choice import choose_backend
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import load_causal_lm
@@ -94,7 +94,7 @@ def assemble(
         target.max_model_len, target.vocab_size, target.eos_token_ids, config.scheduler.max_num_queued
     )
     cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, target.dtype, target.device)
-    runner = ModelRunner(target.module, cache, ReferenceAttention(), target.vocab_size)
+    runner = ModelRunner(target.module, cache, choose_backend(target.operators), target.vocab_size)
     drafting = _drafting(config, target, draft, speculator)
     core = EngineCore(runner, scheduler, OutputProcessor(tokenizer), limits, drafting)
     return Engine(core, _model_info(config, target, tokenizer), tokenizer)

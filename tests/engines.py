@@ -18,6 +18,7 @@ from engine.llm import LLM
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import wrap_model
 from engine.speculation.base import Speculator
+from tests.operators import operators
 from tests.tiny import byte_tokenizer, tiny_model
 
 METHODS = ("ngram", "draft_model")
@@ -30,7 +31,9 @@ def load_tiny(
     module = tiny_model(arch, seed, **config)
     if noise:
         add_noise(module, noise)
-    return wrap_model(module, byte_tokenizer(), name="tiny", max_model_len=max_model_len)
+    return wrap_model(
+        module, byte_tokenizer(), name="tiny", max_model_len=max_model_len, operators=operators()
+    )
 
 
 def add_noise(module: PreTrainedModel, scale: float) -> None:

@@ -10,15 +10,15 @@ must not change a row, so calls are padded to row counts that leave no such grou
 on the instruction set and is measured on this machine when the first layer is packed.
 """
 
-import logging
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
-logger = logging.getLogger(__name__)
+from engine.model.cpu_ops.build import CpuOperators
+from engine.model.packing import NOT_FINITE, largest_magnitude
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 MAX_ROWS = 120
@@ -75,14 +75,21 @@ class PackedLinear(nn.Module):
         weight: float32 [out_features, in_features]; copied, so that the caller may free it.
         bias: float32 [out_features] or None.
         padding: The row counts of this machine.
+        operators: The C++ operators, which do the same in one call; None does it in torch.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, padding: RowPadding) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        padding: RowPadding,
+        operators: CpuOperators | None = None,
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
-        self._sizes = padding.sizes
-        self._max_rows = len(padding.sizes) - 1
+        self._row_sizes = torch.tensor(padding.sizes)
+        self._multiply = _multiply_padded if operators is None else operators.linear_fp16
 
     @property
     def weight(self) -> torch.Tensor:
@@ -96,62 +103,52 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [..., in_features] to float32 [..., out_features]."""
-        flat = x.reshape(-1, self.in_features)
-        rows = flat.shape[0]
-        if rows <= self._max_rows:
-            result = self._rows(flat)
-        else:
-            result = torch.cat([self._rows(piece) for piece in torch.split(flat, self._max_rows)])
-        return result.reshape(*x.shape[:-1], self.out_features)
-
-    def _rows(self, flat: torch.Tensor) -> torch.Tensor:
-        rows = flat.shape[0]
-        if rows == 0:
-            return flat.new_empty(0, self.out_features)
-        missing = self._sizes[rows] - rows
-        if missing:
-            flat = nn.functional.pad(flat, (0, 0, 0, missing))
-        result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(flat, self._packed)
-        return result[:rows] if missing else result
+        result: torch.Tensor = self._multiply(x, self._packed, self._row_sizes)
+        return result
 
 
-def pack_linear_layers(module: nn.Module) -> int:
-    """Replaces every nn.Linear and Conv1D inside `module` by a PackedLinear, one at a time.
+def _multiply_padded(x: torch.Tensor, packed: Any, row_sizes: torch.Tensor) -> torch.Tensor:
+    """What the C++ operator does, in torch.
 
-    A head that shares its weight with the embedding gets a packed copy; the embedding keeps its own. A
-    layer with weights that float16 cannot hold stays as it is, and the log names it. Weights of experts
-    that are kept as one three-dimensional parameter are not linear layers and stay as well.
+    Args:
+        x: float32 [..., in_features].
+        packed: Weights packed as float16.
+        row_sizes: RowPadding.sizes, int64.
 
     Returns:
-        How many layers are packed.
+        float32 [..., out_features].
     """
-    padding = RowPadding.measure()
-    packed = 0
-    for name, parent, attribute, layer in list(_linear_layers(module)):
-        weight = (layer.weight if isinstance(layer, nn.Linear) else layer.weight.T).detach()
-        reason = _not_packable(weight)
-        if reason is not None:
-            logger.warning("layer %s keeps its plain weights: %s", name, reason)
-            continue
-        bias = None if layer.bias is None else layer.bias.detach()
-        setattr(parent, attribute, PackedLinear(weight, bias, padding))
-        packed += 1
-    return packed
+    flat = x.reshape(-1, x.shape[-1])
+    parts = []
+    for piece in torch.split(flat, len(row_sizes) - 1):
+        rows = piece.shape[0]
+        missing = int(row_sizes[rows]) - rows
+        padded = nn.functional.pad(piece, (0, 0, 0, missing)) if missing else piece
+        parts.append(torch.ops.quantized.linear_dynamic_fp16(padded, packed)[:rows])
+    result = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return result.reshape(*x.shape[:-1], result.shape[-1])
 
 
-def _linear_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Linear | Conv1D]]:
-    for prefix, parent in module.named_modules():
-        for attribute, child in parent.named_children():
-            # Exactly these classes: a subclass may do more in its forward than multiply.
-            if type(child) in (nn.Linear, Conv1D):
-                yield f"{prefix}.{attribute}".lstrip("."), parent, attribute, child
+class Float16Packer:
+    """Makes PackedLinear layers.
 
+    Args:
+        operators: The C++ operators, if there are any.
+    """
 
-def _not_packable(weight: torch.Tensor) -> str | None:
-    smallest, biggest = (bound.item() for bound in torch.aminmax(weight))
-    largest = max(-smallest, biggest)  # Not-a-number makes both bounds not-a-number.
-    if largest <= FLOAT16_MAX:
-        return None
-    if largest == float("inf") or largest != largest:
-        return "it has weights that are not finite"
-    return f"its largest weight is {largest:g}, and float16 ends at {FLOAT16_MAX:g}"
+    def __init__(self, operators: CpuOperators | None = None) -> None:
+        self._operators = operators
+        self._padding = RowPadding.measure()
+
+    def refuses(self, weight: torch.Tensor) -> str | None:
+        """See LinearPacker."""
+        largest = largest_magnitude(weight)
+        if largest <= FLOAT16_MAX:
+            return None
+        if not math.isfinite(largest):
+            return NOT_FINITE
+        return f"its largest weight is {largest:g}, and float16 ends at {FLOAT16_MAX:g}"
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """See LinearPacker."""
+        return PackedLinear(weight, bias, self._padding, self._operators)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from engine.model.cpu_ops.build import CpuOperators
 from engine.model.kv_cache import LayerShape
 
 
@@ -22,7 +23,8 @@ class LoadedModel:
         eos_token_ids: Ids that end an answer.
         device: Where it runs.
         dtype: Type of its activations, and of its keys and values.
-        linear_weights: How its linear layers hold their weights: "packed-fp16" or "plain".
+        linear_weights: How its linear layers hold their weights: "plain", "packed-fp16" or "packed-int8".
+        operators: The C++ operators of its steps; None where there are none for it.
     """
 
     name: str
@@ -35,3 +37,4 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     linear_weights: str
+    operators: CpuOperators | None

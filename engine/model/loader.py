@@ -22,9 +22,12 @@ from transformers import (
 
 from engine.config import ModelConfig
 from engine.errors import ModelNotSupported, StartupError
+from engine.model.attention.choice import choose_backend
 from engine.model.attention.interface import ATTENTION_NAME, probe_layers, register
+from engine.model.cpu_ops.build import CpuOperators, load_operators
+from engine.model.fusion import fuse_layers
 from engine.model.kv_cache import LayerShape
-from engine.model.linear import pack_linear_layers, packed_fp16_unavailable
+from engine.model.linear_weights import choose_linear_weights, pack_weights
 from engine.model.loaded_model import LoadedModel
 from engine.model.self_check import check_paged_logits
 from engine.model.sources import ModelSources
@@ -53,7 +56,9 @@ def load_causal_lm(config: ModelConfig) -> LoadedModel:
     register()
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
-    linear_weights = choose_linear_weights(config.linear_weights, device, dtype)
+    takes_operators = device.type == "cpu" and dtype == torch.float32
+    operators = load_operators(config.cache_folder) if takes_operators else None
+    linear_weights = choose_linear_weights(config.linear_weights, device, dtype, operators)
     folder = ModelSources.of(config).find(config.model, config.revision)
     model_config = _read_config(folder, config)
     check_config(model_config)
@@ -62,7 +67,12 @@ def load_causal_lm(config: ModelConfig) -> LoadedModel:
     logger.info("loading %s from %s: %s on %s", config.model, folder, _short(dtype), device)
     module = _read_weights(folder, config, model_config, dtype).to(device)
     return wrap_model(
-        module, tokenizer, name=config.model, max_model_len=max_model_len, linear_weights=linear_weights
+        module,
+        tokenizer,
+        name=config.model,
+        max_model_len=max_model_len,
+        linear_weights=linear_weights,
+        operators=operators,
     )
 
 
@@ -73,8 +83,17 @@ def wrap_model(
     name: str,
     max_model_len: int | None = None,
     linear_weights: str = "plain",
+    operators: CpuOperators | None = None,
 ) -> LoadedModel:
     """Makes a model that is in memory ready for the engine; its linear layers are packed in place if asked.
+
+    Args:
+        module: A causal language model.
+        tokenizer: Its tokenizer.
+        name: What it is called.
+        max_model_len: Tokens that prompt and answer may share; None takes the model's own limit.
+        linear_weights: "plain", "packed-fp16" or "packed-int8".
+        operators: The C++ operators, for a float32 model on a CPU.
 
     Raises:
         ModelNotSupported: It cannot run on a paged KV cache.
@@ -88,12 +107,10 @@ def wrap_model(
     if module.config._attn_implementation != ATTENTION_NAME:
         module.set_attn_implementation(ATTENTION_NAME)
     layers = _probe(module)
-    check_paged_logits(module, layers)
-    if linear_weights == "packed-fp16":
-        if (reason := packed_fp16_unavailable()) is not None:
-            raise StartupError(f"linear_weights is packed-fp16, but {reason}; use linear_weights=plain")
-        packed = pack_linear_layers(module)
-        logger.info("%d linear layers of %s hold packed float16 weights", packed, name)
+    check_paged_logits(module, layers, choose_backend(operators))
+    if operators is not None:
+        fuse_layers(module, operators)
+    pack_weights(module, linear_weights, operators)
     loaded = LoadedModel(
         name=name,
         module=module,
@@ -105,17 +122,22 @@ def wrap_model(
         device=module.device,
         dtype=module.dtype,
         linear_weights=linear_weights,
+        operators=operators,
     )
+    _log_summary(loaded)
+    return loaded
+
+
+def _log_summary(model: LoadedModel) -> None:
     logger.info(
         "%s: %s, %d layers, %d tokens of vocabulary, context %d, answers end at ids %s",
-        name,
-        type(module).__name__,
-        len(layers),
-        loaded.vocab_size,
-        limit,
-        sorted(loaded.eos_token_ids),
+        model.name,
+        type(model.module).__name__,
+        len(model.layers),
+        model.vocab_size,
+        model.max_model_len,
+        sorted(model.eos_token_ids),
     )
-    return loaded
 
 
 def _probe(module: PreTrainedModel) -> tuple[LayerShape, ...]:
@@ -155,27 +177,6 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     if device.type == "cpu":
         return torch.float32
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-
-
-def choose_linear_weights(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
-    """How linear layers hold their weights; auto packs them on a CPU that can.
-
-    Raises:
-        StartupError: Packed weights were asked for where they cannot be.
-    """
-    reason = packed_fp16_unavailable()
-    if device.type != "cpu":
-        reason = f"the device is {device}, and packed weights are for CPUs"
-    elif dtype != torch.float32:
-        reason = f"dtype is {_short(dtype)}, and packed weights take float32 activations"
-    if wanted == "packed-fp16" and reason is not None:
-        raise StartupError(f"linear_weights is packed-fp16, but {reason}; use linear_weights=auto")
-    if wanted != "auto":
-        return wanted
-    if reason is None:
-        return "packed-fp16"
-    logger.info("linear layers keep plain weights: %s", reason)
-    return "plain"
 
 
 def _read_config(folder: Path, config: ModelConfig) -> PreTrainedConfig:

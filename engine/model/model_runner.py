@@ -51,7 +51,7 @@ class ModelRunner:
         Raises:
             RuntimeError: A layer did not attend, so the cache would have a hole.
         """
-        metadata = AttentionMetadata(batch.slots, self.cache, self._backend.plan(batch, self.cache))
+        metadata = AttentionMetadata(self._backend.plan(batch, self.cache))
         keep = {"logits_to_keep": batch.logits_rows} if self._picks_rows else {}
         logits: torch.Tensor = self._module(
             input_ids=batch.input_ids[None],

@@ -10,8 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.errors import ModelNotSupported
-from engine.model.attention.interface import ATTENTION_NAME
-from engine.model.attention.reference import ReferenceAttention
+from engine.model.attention.interface import ATTENTION_NAME, AttentionBackend
 from engine.model.input_batch import SequenceSlice
 from engine.model.kv_cache import LayerShape, PagedKVCache
 from engine.model.model_runner import ModelRunner
@@ -24,7 +23,9 @@ _TOLERANCE = 1e-3
 """Largest difference relative to the largest logit. Orders of summation make 1e-5, another mask makes 1."""
 
 
-def check_paged_logits(module: PreTrainedModel, layers: tuple[LayerShape, ...]) -> None:
+def check_paged_logits(
+    module: PreTrainedModel, layers: tuple[LayerShape, ...], backend: AttentionBackend
+) -> None:
     """Runs a few tokens both ways, the paged one in two chunks, and compares the logits.
 
     Only float32 tells small differences from wrong ones: in 16 bits a router of experts may flip by rounding.
@@ -33,6 +34,7 @@ def check_paged_logits(module: PreTrainedModel, layers: tuple[LayerShape, ...]) 
     Args:
         module: A model set to ATTENTION_NAME, with its plain weights.
         layers: Cache shape of each attention layer.
+        backend: How it will attend.
 
     Raises:
         ModelNotSupported: The logits differ.
@@ -44,7 +46,9 @@ def check_paged_logits(module: PreTrainedModel, layers: tuple[LayerShape, ...]) 
     expected = _own_logits(module, tokens)
     if expected is None:
         return
-    difference = (_paged_logits(module, layers, tokens, expected.shape[-1]) - expected).abs().max().item()
+    cache = PagedKVCache(layers, 2, _BLOCK_SIZE, module.dtype, module.device)
+    runner = ModelRunner(module, cache, backend, expected.shape[-1])
+    difference = (_paged_logits(runner, tokens) - expected).abs().max().item()
     largest = expected.abs().max().item()
     if not difference <= _TOLERANCE * largest:
         raise ModelNotSupported(
@@ -68,11 +72,7 @@ def _own_logits(module: PreTrainedModel, tokens: list[int]) -> torch.Tensor | No
         module.set_attn_implementation(ATTENTION_NAME)
 
 
-def _paged_logits(
-    module: PreTrainedModel, layers: tuple[LayerShape, ...], tokens: list[int], width: int
-) -> torch.Tensor:
-    cache = PagedKVCache(layers, 2, _BLOCK_SIZE, module.dtype, module.device)
-    runner = ModelRunner(module, cache, ReferenceAttention(), width)
+def _paged_logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
     half = len(tokens) // 2
     rows = []
     for begin, end in ((0, half), (half, len(tokens))):

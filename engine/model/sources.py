@@ -52,10 +52,9 @@ class ModelSources:
     @classmethod
     def of(cls, config: ModelConfig) -> "ModelSources":
         """The sources as the settings want them."""
-        cache_dir = config.cache_dir or Path.home() / ".cache" / "outrider"
         hub_cache = config.cache_dir and config.cache_dir / "hub"
         hub = Hub(hub_cache, offline=config.offline)
-        return cls(WeightCache(cache_dir / "converted"), hub, offline=config.offline)
+        return cls(WeightCache(config.cache_folder / "converted"), hub, offline=config.offline)
 
     def find(self, model: str, revision: str | None = None) -> Path:
         """A folder with the model's config, weights and tokenizer.

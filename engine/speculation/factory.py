@@ -8,7 +8,7 @@ from engine.config import (
     NoSpeculation,
     SpeculationConfig,
 )
-from engine.model.attention.reference import ReferenceAttention
+from engine.model.attention.choice import choose_backend
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loader import LoadedModel, load_causal_lm
 from engine.model.model_runner import ModelRunner
@@ -71,7 +71,7 @@ def build_speculator(
             assert draft is not None, "load_draft gives a draft model for this method"
             cache = PagedKVCache(draft.layers, num_blocks, config.cache.block_size, draft.dtype, draft.device)
             return DraftModelSpeculator(
-                ModelRunner(draft.module, cache, ReferenceAttention(), target.vocab_size),
+                ModelRunner(draft.module, cache, choose_backend(draft.operators), target.vocab_size),
                 max_model_len=draft.max_model_len,
                 max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
                 eos_token_ids=target.eos_token_ids,

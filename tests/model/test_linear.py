@@ -8,12 +8,14 @@ from transformers.pytorch_utils import Conv1D
 from engine.model.linear import (
     FLOAT16_MAX,
     MAX_ROWS,
+    Float16Packer,
     PackedLinear,
     RowPadding,
-    pack_linear_layers,
     packed_fp16_unavailable,
 )
 from engine.model.loader import wrap_model
+from engine.model.packing import pack_linear_layers
+from tests.operators import need_operators, operators
 from tests.tiny import ARCHITECTURES, tiny_model
 
 pytestmark = pytest.mark.skipif(packed_fp16_unavailable() is not None, reason="no FBGEMM on this machine")
@@ -29,12 +31,14 @@ def padding() -> RowPadding:
 
 @pytest.mark.parametrize(("in_features", "out_features"), SHAPES)
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("built", [False, True])
 def test_a_row_has_the_same_bits_in_any_batch(
-    in_features: int, out_features: int, threads: int, padding: RowPadding
+    in_features: int, out_features: int, threads: int, built: bool, padding: RowPadding
 ) -> None:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(out_features, in_features, generator=generator)
-    layer = PackedLinear(weight, torch.randn(out_features, generator=generator), padding)
+    bias = torch.randn(out_features, generator=generator)
+    layer = PackedLinear(weight, bias, padding, need_operators() if built else None)
     rows = torch.randn(2 * MAX_ROWS + 3, in_features, generator=generator)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -70,6 +74,16 @@ def test_weights_are_rounded_to_float16_and_nothing_else(padding: RowPadding) ->
     assert torch.allclose(result.double(), exact, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("num_rows", [0, 1, 7, MAX_ROWS, MAX_ROWS + 1, 3 * MAX_ROWS])
+def test_the_operator_does_what_torch_does(num_rows: int, padding: RowPadding) -> None:
+    weight, bias, x = torch.randn(48, 200), torch.randn(48), torch.randn(1, num_rows, 200)
+    layers = [PackedLinear(weight, bias, padding, built) for built in (None, need_operators())]
+    assert torch.equal(layers[0](x), layers[1](x))
+    # Rows that are not dense, as a slice of a merged matrix gives them.
+    wide = torch.randn(2, 5, 300)[..., 50:250]
+    assert torch.equal(layers[0](wide), layers[1](wide))
+
+
 def test_no_rows(padding: RowPadding) -> None:
     assert PackedLinear(torch.randn(4, 8), None, padding)(torch.empty(1, 0, 8)).shape == (1, 0, 4)
 
@@ -86,7 +100,7 @@ def test_linear_and_conv1d_are_replaced_and_their_weights_freed() -> None:
     _round_weights(module)
     x = torch.randn(7, 8)
     expected = module(x)
-    assert pack_linear_layers(module) == 2
+    assert pack_linear_layers(module, Float16Packer()) == 2
     assert torch.allclose(module(x), expected, atol=1e-5)
     assert [name for name, _ in module.named_parameters()] == ["2.weight", "2.bias"]
 
@@ -99,7 +113,7 @@ def test_a_layer_that_float16_cannot_hold_stays_and_is_named(
     module = nn.Sequential(nn.Linear(8, 4), nn.Sequential(bad)).requires_grad_(False)
     bad.weight[2, 1] = value
     with caplog.at_level(logging.WARNING):
-        assert pack_linear_layers(module) == 1
+        assert pack_linear_layers(module, Float16Packer()) == 1
     assert module.get_submodule("1.0") is bad
     assert "layer 1.0 keeps its plain weights" in caplog.text
 
@@ -108,7 +122,7 @@ def test_the_largest_float16_is_packed() -> None:
     layer = nn.Linear(8, 4).requires_grad_(False)
     layer.weight[0, 0] = FLOAT16_MAX
     module = nn.Sequential(layer)
-    assert pack_linear_layers(module) == 1
+    assert pack_linear_layers(module, Float16Packer()) == 1
     packed = module.get_submodule("0")
     assert isinstance(packed, PackedLinear)
     assert packed.weight[0, 0] == FLOAT16_MAX
@@ -127,7 +141,7 @@ def test_a_tied_head_is_packed_and_the_embedding_stays() -> None:
 def test_every_architecture_runs_on_packed_weights(arch: str) -> None:
     plain, packed = tiny_model(arch, attention="eager"), tiny_model(arch, attention="eager")
     _round_weights(plain)
-    assert pack_linear_layers(packed) >= 9
+    assert pack_linear_layers(packed, Float16Packer(operators())) >= 9
     tokens = torch.arange(40, 60)[None]
     with torch.inference_mode():
         expected = plain(tokens, use_cache=False).logits

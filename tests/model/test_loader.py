@@ -8,17 +8,23 @@ from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, T5Config
 
 from engine.config import ModelConfig
 from engine.errors import ModelNotFound, ModelNotSupported, StartupError
+from engine.model.attention.choice import choose_backend
 from engine.model.attention.interface import ATTENTION_NAME
-from engine.model.kv_cache import LayerShape
+from engine.model.input_batch import SequenceSlice
+from engine.model.int8 import Int8Linear
+from engine.model.kv_cache import LayerShape, PagedKVCache
 from engine.model.linear import PackedLinear, packed_fp16_unavailable
+from engine.model.linear_weights import choose_linear_weights
 from engine.model.loader import (
     LoadedModel,
     choose_device,
     choose_dtype,
-    choose_linear_weights,
     load_causal_lm,
     wrap_model,
 )
+from engine.model.model_runner import ModelRunner
+from engine.model.packing import LinearPart
+from tests.operators import need_operators, operators
 from tests.tiny import ARCHITECTURES, EOS, IM_END, VOCAB_SIZE, byte_tokenizer, save_tiny, tiny_model
 
 CPU = torch.device("cpu")
@@ -41,7 +47,7 @@ def rewrite(file: Path, **fields: object) -> None:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_local_folder_gives_the_model_that_was_saved(arch: str, tmp_path: Path) -> None:
     loaded = load(save_tiny(tmp_path, arch), linear_weights="plain")
-    wrapped = wrap_model(tiny_model(arch), byte_tokenizer(), name=str(tmp_path))
+    wrapped = wrap_model(tiny_model(arch), byte_tokenizer(), name=str(tmp_path), operators=operators())
     saved = wrapped.module.state_dict()
     assert all(torch.equal(tensor, saved[name]) for name, tensor in loaded.module.state_dict().items())
     assert loaded.tokenizer is not None
@@ -65,22 +71,23 @@ def test_the_layers_of_the_cache(folder: Path) -> None:
 @needs_packing
 def test_on_a_cpu_linear_layers_are_packed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        model = load(folder)
+        model = load(folder, linear_weights="packed-fp16")
     assert model.linear_weights == "packed-fp16"
-    assert sum(isinstance(layer, PackedLinear) for layer in model.module.modules()) == 15
-    assert "15 linear layers" in caplog.text
+    count = 15 if operators() is None else 9  # Operators go with merged layers.
+    assert sum(isinstance(layer, PackedLinear | LinearPart) for layer in model.module.modules()) == count
+    assert f"{count} linear layers" in caplog.text
     assert "float32 on cpu" in caplog.text
 
 
 @needs_packing
 def test_a_model_is_the_same_after_every_load(folder: Path) -> None:
-    tokens = torch.arange(10)[None]
+    tokens = list(range(10))
     logits = []
     for _ in range(2):
-        module = load(folder).module
-        module.set_attn_implementation("eager")
-        with torch.inference_mode():
-            logits.append(module(tokens, use_cache=False).logits)
+        model = load(folder)
+        cache = PagedKVCache(model.layers, 1, 16, model.dtype, model.device)
+        runner = ModelRunner(model.module, cache, choose_backend(model.operators), model.vocab_size)
+        logits.append(runner.forward(runner.build([SequenceSlice(tokens, 0, [0], rows=10)])))
     assert torch.equal(*logits)
 
 
@@ -103,18 +110,32 @@ def test_what_auto_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     for has_bf16, dtype in ((True, torch.bfloat16), (False, torch.float16)):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has_bf16=has_bf16, **_: has_bf16)
         assert choose_dtype("auto", cuda) == dtype
-    assert choose_linear_weights("auto", cuda, torch.bfloat16) == "plain"
+    assert choose_linear_weights("auto", cuda, torch.bfloat16, None) == "plain"
     with pytest.raises(StartupError, match="packed weights are for CPUs"):
-        choose_linear_weights("packed-fp16", cuda, torch.float32)
+        choose_linear_weights("packed-fp16", cuda, torch.float32, None)
 
 
 def test_a_machine_without_fbgemm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    assert choose_linear_weights("auto", CPU, torch.float32) == "plain"
+    assert choose_linear_weights("auto", CPU, torch.float32, None) == "plain"
     with pytest.raises(StartupError, match="FBGEMM needs AVX2"):
-        choose_linear_weights("packed-fp16", CPU, torch.float32)
+        choose_linear_weights("packed-fp16", CPU, torch.float32, None)
     with pytest.raises(StartupError, match="FBGEMM needs AVX2"):
         wrap_model(tiny_model("llama"), None, name="a", linear_weights="packed-fp16")
+
+
+def test_eight_bits_without_operators_are_refused() -> None:
+    with pytest.raises(StartupError, match="linear_weights is packed-int8, but there are no C"):
+        choose_linear_weights("packed-int8", CPU, torch.float32, None)
+    with pytest.raises(StartupError, match="use linear_weights=plain"):
+        wrap_model(tiny_model("llama"), None, name="a", linear_weights="packed-int8")
+
+
+def test_eight_bits_with_operators(folder: Path) -> None:
+    need_operators()
+    model = load(folder)  # What auto takes.
+    assert model.linear_weights == "packed-int8"
+    assert sum(isinstance(layer, Int8Linear) for layer in model.module.modules()) == 9
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "mps", "cuda:x"])

@@ -1,15 +1,15 @@
-"""Paged logits equal transformers' own forward, for every architecture we name."""
+"""Paged logits equal transformers' own forward, for every architecture we name, on every backend."""
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from engine.model.attention.interface import probe_layers
-from engine.model.attention.reference import ReferenceAttention
 from engine.model.input_batch import SequenceSlice
 from engine.model.kv_cache import PagedKVCache
 from engine.model.model_runner import ModelRunner
 from engine.token_tree import TokenTree
+from tests.operators import BACKENDS, make_backend
 from tests.tiny import ARCHITECTURES, VOCAB_SIZE, tiny_model
 
 BLOCK_SIZE = 4
@@ -17,9 +17,12 @@ TOLERANCE = 2e-4
 TOKENS = [7, 31, 7, 99, 250, 3, 3, 41, 16, 8, 77, 120, 5]
 
 
-def make_runner(model: PreTrainedModel, num_blocks: int = 32) -> ModelRunner:
-    cache = PagedKVCache(probe_layers(model), num_blocks, BLOCK_SIZE, torch.float32, torch.device("cpu"))
-    return ModelRunner(model, cache, ReferenceAttention(), VOCAB_SIZE)
+pytestmark = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def make_runner(model: PreTrainedModel, backend: str) -> ModelRunner:
+    cache = PagedKVCache(probe_layers(model), 32, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    return ModelRunner(model, cache, make_backend(backend), VOCAB_SIZE)
 
 
 def reference_logits(arch: str, tokens: list[int]) -> torch.Tensor:
@@ -34,8 +37,8 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_chunks_scattered_over_blocks_equal_the_whole(arch: str) -> None:
-    runner = make_runner(tiny_model(arch))
+def test_chunks_scattered_over_blocks_equal_the_whole(arch: str, backend: str) -> None:
+    runner = make_runner(tiny_model(arch), backend)
     table = [9, 2, 30, 5]
     rows = []
     for start, end in ((0, 5), (5, 6), (6, 12), (12, 13)):
@@ -45,8 +48,8 @@ def test_chunks_scattered_over_blocks_equal_the_whole(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_neighbours_in_the_batch_do_not_show(arch: str) -> None:
-    runner = make_runner(tiny_model(arch))
+def test_neighbours_in_the_batch_do_not_show(arch: str, backend: str) -> None:
+    runner = make_runner(tiny_model(arch), backend)
     other = [200, 100, 50, 25, 12, 6]
     runner.forward(runner.build([SequenceSlice(TOKENS[:9], 0, [0, 1, 2, 3], rows=0)]))
     rows = runner.forward(
@@ -59,8 +62,8 @@ def test_neighbours_in_the_batch_do_not_show(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_tree_nodes_see_their_own_path_only(arch: str) -> None:
-    runner = make_runner(tiny_model(arch))
+def test_tree_nodes_see_their_own_path_only(arch: str, backend: str) -> None:
+    runner = make_runner(tiny_model(arch), backend)
     tree = TokenTree((11, 12, 13, 14, 15), (0, 0, 1, 2, 3))
     table = [3, 1, 8, 20, 4]
     runner.forward(runner.build([SequenceSlice(TOKENS[:8], 0, table, rows=0)]))
@@ -70,8 +73,8 @@ def test_tree_nodes_see_their_own_path_only(arch: str) -> None:
         assert close(rows[node : node + 1], reference_logits(arch, path)[-1:]), node
 
 
-def test_accepted_nodes_moved_into_line_serve_later_tokens() -> None:
-    runner = make_runner(tiny_model("llama"))
+def test_accepted_nodes_moved_into_line_serve_later_tokens(backend: str) -> None:
+    runner = make_runner(tiny_model("llama"), backend)
     tree = TokenTree((11, 12, 13, 14), (0, 0, 2, 3))
     table = [3, 1, 8, 20, 4]
     runner.forward(runner.build([SequenceSlice(TOKENS, 0, table, tree, rows=1)]))
@@ -86,7 +89,7 @@ def test_accepted_nodes_moved_into_line_serve_later_tokens() -> None:
     assert close(row, reference_logits("llama", committed)[-1:])
 
 
-def test_block_table_too_short_is_an_error() -> None:
-    runner = make_runner(tiny_model("llama"))
+def test_block_table_too_short_is_an_error(backend: str) -> None:
+    runner = make_runner(tiny_model("llama"), backend)
     with pytest.raises(ValueError, match="13 slots wanted"):
         runner.build([SequenceSlice(TOKENS, 0, [0, 1, 2])])

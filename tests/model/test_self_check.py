@@ -4,6 +4,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.errors import ModelNotSupported
 from engine.model.attention.interface import ATTENTION_NAME, probe_layers
+from engine.model.attention.reference import ReferenceAttention
 from engine.model.loader import wrap_model
 from engine.model.self_check import check_paged_logits
 from tests.tiny import ARCHITECTURES, tiny_model
@@ -25,7 +26,7 @@ SMALL = {
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_what_we_serve_passes_and_keeps_our_attention(arch: str) -> None:
     module = tiny_model(arch)
-    check_paged_logits(module, probe_layers(module))
+    check_paged_logits(module, probe_layers(module), ReferenceAttention())
     assert module.config._attn_implementation == ATTENTION_NAME
 
 
@@ -48,4 +49,4 @@ def test_a_model_that_does_not_pass_arguments_on_is_refused() -> None:
 
 def test_sixteen_bits_are_let_pass() -> None:
     module = tiny_model("llama").to(torch.bfloat16)
-    check_paged_logits(module, ())
+    check_paged_logits(module, (), ReferenceAttention())

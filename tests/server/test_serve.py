@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from tests.operators import share_operators
 from tests.tiny import save_tiny
 
 COMMAND = [sys.executable, "-c", "import sys; from server.cli import main; sys.exit(main())", "serve"]
@@ -20,6 +21,7 @@ COMMAND = [sys.executable, "-c", "import sys; from server.cli import main; sys.e
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Settings that a start needs, from the environment; nothing else of ours is in it."""
     folder = tmp_path_factory.mktemp("serve")
+    share_operators(folder / "cache")
     foreign = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")}
     return foreign | {
         "OUTRIDER_MODEL": str(save_tiny(folder / "tiny")),

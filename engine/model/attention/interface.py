@@ -1,9 +1,9 @@
 """How transformers' models reach our attention: one registered function, one metadata argument.
 
 A model loaded with `attn_implementation=ATTENTION_NAME` calls `_attend` once per layer with rotated queries
-and keys. The function writes the new keys and values to their slots and hands the rest to the backend in
-the metadata. Causality, trees and sliding windows are entirely ours: transformers builds no mask for a
-name it has no mask function for. Source of the contract: transformers' AttentionInterface, 5.x.
+and keys. The function hands them to the backend in the metadata, which writes the new keys and values to
+their slots and attends. Causality, trees and sliding windows are entirely ours: transformers builds no
+mask for a name it has no mask function for. Source of the contract: transformers' AttentionInterface, 5.x.
 """
 
 from dataclasses import dataclass, field
@@ -39,16 +39,20 @@ class LayerOptions:
 class AttentionPlan(Protocol):
     """Attention for one forward pass: what all layers share (masks, indices) is worked out once."""
 
-    def attend(self, query: torch.Tensor, layer: int, options: LayerOptions) -> torch.Tensor:
-        """Attends each token to the slots it may see; the layer's new keys and values are in the cache.
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: LayerOptions
+    ) -> torch.Tensor:
+        """Stores a layer's new keys and values, then attends each token to the slots it may see.
 
         Args:
-            query: [num_heads, num_tokens, key_dim].
             layer: Index of the layer.
+            query: [1, num_heads, num_tokens, key_dim].
+            key: [1, num_kv_heads, num_tokens, key_dim].
+            value: [1, num_kv_heads, num_tokens, value_dim].
             options: The layer's wishes.
 
         Returns:
-            [num_tokens, num_heads, value_dim].
+            [1, num_tokens, num_heads, value_dim].
         """
 
 
@@ -64,26 +68,21 @@ class AttentionMetadata:
     """What one forward pass tells attention, and which layers have called it.
 
     Attributes:
-        slots: Where each token's keys and values go, int64 [num_tokens].
-        cache: The cache of the model that is running; two models in a process are two caches.
-        plan: How this pass attends.
+        plan: How this pass attends, and the cache it writes to; two models in a process are two caches.
         layers_seen: Layers that have attended in this pass.
     """
 
-    slots: torch.Tensor
-    cache: PagedKVCache
     plan: AttentionPlan
     layers_seen: set[int] = field(default_factory=set)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: LayerOptions
     ) -> torch.Tensor:
-        """Stores a layer's keys and values and attends. Shapes as transformers passes them: [1, H, T, D]."""
+        """See AttentionPlan, whose shapes are those of transformers."""
         if layer in self.layers_seen:
             raise RuntimeError(f"attention layer {layer} was called twice in one forward pass")
         self.layers_seen.add(layer)
-        self.cache.write(layer, self.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        return self.plan.attend(query[0], layer, options)[None]
+        return self.plan.attend(layer, query, key, value, options)
 
 
 @dataclass(slots=True)

@@ -26,16 +26,19 @@ class ReferencePlan:
         self._cache = cache
         self._masks: dict[int | None, list[torch.Tensor | None]] = {}
 
-    def attend(self, query: torch.Tensor, layer: int, options: LayerOptions) -> torch.Tensor:
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: LayerOptions
+    ) -> torch.Tensor:
         """See AttentionPlan."""
+        self._cache.write(layer, self._batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         masks = self._masks_for(options.window)
         parts = []
         for index, span in enumerate(self._batch.spans):
             slots = self._batch.context_slots[index]
             keys = self._cache.keys[layer].index_select(0, slots)  # [num_slots, num_kv_heads, key_dim]
             values = self._cache.values[layer].index_select(0, slots)
-            parts.append(attend_one(query[:, span.begin : span.end], keys, values, masks[index], options))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            parts.append(attend_one(query[0, :, span.begin : span.end], keys, values, masks[index], options))
+        return (parts[0] if len(parts) == 1 else torch.cat(parts))[None]
 
     def _masks_for(self, window: int | None) -> Sequence[torch.Tensor | None]:
         if window not in self._masks:

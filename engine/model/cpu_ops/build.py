@@ -1,0 +1,148 @@
+"""Builds the operators with the machine's own C++ compiler, once, and loads them.
+
+The library lies in the cache folder under a key of everything that decides what it is: the sources, the
+compiler's flags, the instruction set and torch. Processes and machines may share the folder.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.model.weight_cache import WeightCache
+
+logger = logging.getLogger(__name__)
+
+_NAMESPACE = "outrider"
+_FILES = ("operators.cpp", "attention.h", "elementwise.h", "int8.h")
+_FLAGS = (
+    "-O3",
+    "-std=c++20",
+    "-fPIC",
+    "-fopenmp",
+    # Not -ffast-math: sums must keep their order, and not-a-number must stay what it is.
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-DAT_PARALLEL_OPENMP=1",
+    f"-DOUTRIDER_NAMESPACE={_NAMESPACE}",
+)
+# Levels of the x86-64 ABI, not -march=native: the same key then means the same library on every machine.
+_INSTRUCTION_SETS = {"AVX2": ("-march=x86-64-v3",), "AVX512": ("-march=x86-64-v4",)}
+
+
+class _CannotBuild(Exception):
+    """Why there are no operators."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOperators:
+    """The operators, ready to call. Their arguments are described in operators.cpp.
+
+    Attributes:
+        attend: Stores a layer's keys and values and attends.
+        linear_fp16: A linear layer on weights packed as float16.
+        linear_int8: A linear layer on weights packed as 8-bit integers with scales.
+        rms_norm: RMSNorm over the last dimension.
+        gate_silu, gate_gelu_tanh: The activation of a gated feed-forward layer.
+        rotate: Rotary positions for queries and keys that come from one matrix.
+    """
+
+    attend: Any
+    linear_fp16: Any
+    linear_int8: Any
+    rms_norm: Any
+    gate_silu: Any
+    gate_gelu_tanh: Any
+    rotate: Any
+
+
+def load_operators(cache_dir: Path) -> CpuOperators | None:
+    """The operators, built first if they are not in the cache.
+
+    Args:
+        cache_dir: Built libraries are kept in its folder "operators".
+
+    Returns:
+        None, with the reason in the log, where there is no compiler or it fails.
+    """
+    key = _key()
+    if f"{key}.so" not in {Path(path).name for path in torch.ops.loaded_libraries}:
+        try:
+            torch.ops.load_library(_library(cache_dir / "operators", key))  # type: ignore[no-untyped-call]
+        except (OSError, _CannotBuild) as error:
+            reason = error if error.__cause__ is None else f"{error}: {error.__cause__}"
+            logger.warning("steps run without the C++ operators and take longer: %s", reason)
+            return None
+    operators = getattr(torch.ops, _NAMESPACE)
+    names = [field.name for field in fields(CpuOperators)]
+    return CpuOperators(**{name: getattr(operators, name).default for name in names})
+
+
+def _library(folder: Path, key: str) -> Path:
+    """The library of that key; of several processes one builds it and the others wait."""
+    cache = WeightCache(folder)
+    built = cache.get(key)
+    if built is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / f".{key}.lock"):
+            built = cache.put(key, lambda scratch: _compile(scratch / f"{key}.so"))
+    return built / f"{key}.so"
+
+
+def _compile(library: Path) -> None:
+    compiler = shlex.split(os.environ.get("CXX") or "c++")
+    if shutil.which(compiler[0]) is None:
+        raise _CannotBuild(f"there is no C++ compiler {compiler[0]!r} to build them with (set CXX to yours)")
+    logger.info("building the C++ operators, once (about 15 seconds)")
+    began = time.perf_counter()
+    torch_folder, here = Path(torch.__file__).parent, Path(__file__).parent
+    compiled = library.with_suffix(".o")
+    headers = (torch_folder / "include", torch_folder / "include/torch/csrc/api/include")
+    includes = [f"-I{folder}" for folder in headers]
+    _run([*compiler, *_flags(), *includes, "-c", str(here / "operators.cpp"), "-o", str(compiled)])
+    # Linked without -fopenmp: it then takes the OpenMP that torch has loaded, and shares its threads.
+    libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
+    _run([*compiler, "-shared", str(compiled), *libraries, "-o", str(library)])
+    compiled.unlink()
+    logger.info("built the C++ operators in %.0f seconds", time.perf_counter() - began)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last_lines = " / ".join(done.stderr.strip().splitlines()[-5:])
+        raise _CannotBuild(f"{command[0]} failed to build them: {last_lines}")
+
+
+def _flags() -> tuple[str, ...]:
+    return (*_FLAGS, *_INSTRUCTION_SETS.get(torch.backends.cpu.get_cpu_capability(), ()))
+
+
+def _key() -> str:
+    digest = hashlib.sha256()
+    for part in (*_flags(), torch.__version__, platform.machine(), platform.system()):
+        digest.update(f"{part}\n".encode())
+    for name in _FILES:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    return f"operators-{digest.hexdigest()[:16]}"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds a lock that the system takes back if this process dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

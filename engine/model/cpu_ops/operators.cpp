@@ -1,0 +1,268 @@
+// Operators of a CPU step: attention over the paged cache, and linear layers on packed weights.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/quantized/PackedParams.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "attention.h"
+#include "elementwise.h"
+#include "int8.h"
+
+namespace {
+
+// Calls function(begin, end) for pieces of 0 .. count. Threads fetch piece by piece, because a thread that the
+// system holds up would let all others wait for its share.
+template <typename Function>
+void for_pieces(int64_t count, int64_t piece, const Function& function) {
+  if (count <= piece) return function(int64_t{0}, count);
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), (count + piece - 1) / piece);
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t begin = next.fetch_add(piece); begin < count; begin = next.fetch_add(piece))
+      function(begin, std::min(begin + piece, count));
+  });
+}
+
+// A block of one sequence's rows and one key/value head.
+struct Item {
+  int64_t span, begin, kv_head;
+};
+
+// Keys and values [1, heads, tokens, dim] to the slots of [slots, heads, dim].
+void write_slots(const at::Tensor& tokens, const at::Tensor& slots, at::Tensor& cache) {
+  const auto* slot = slots.const_data_ptr<int64_t>();
+  const auto* source = tokens.const_data_ptr<float>();
+  auto* target = cache.mutable_data_ptr<float>();
+  const int64_t heads = tokens.size(1), dim = tokens.size(3), head_stride = tokens.stride(1),
+                token_stride = tokens.stride(2);
+  for_pieces(tokens.size(2), 64, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t h = 0; h < heads; ++h)
+        std::memcpy(target + (slot[t] * heads + h) * dim, source + t * token_stride + h * head_stride,
+                    dim * sizeof(float));
+  });
+}
+
+at::Tensor dense_heads(const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); }
+
+// spans: int64 [S, 5]: begin, end, num_committed, num_slots, offset into context. See CpuAttention.
+at::Tensor attend(const at::Tensor& query_, const at::Tensor& key, const at::Tensor& value, at::Tensor key_cache,
+                  at::Tensor value_cache, const at::Tensor& slots, const at::Tensor& spans, const at::Tensor& context,
+                  const at::Tensor& visible, const at::Tensor& ancestors, double scale, int64_t window, double softcap,
+                  const std::optional<at::Tensor>& sinks) {
+  write_slots(dense_heads(key), slots, key_cache);
+  write_slots(dense_heads(value), slots, value_cache);
+  const at::Tensor query = dense_heads(query_);
+  const Shape shape{query.size(1), key.size(1), key.size(3), value.size(3), query.size(1) / key.size(1)};
+  const at::Tensor sink = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
+  const Options options{static_cast<float>(scale), window, static_cast<float>(softcap),
+                        sink.defined() ? sink.const_data_ptr<float>() : nullptr};
+  const int64_t num_tokens = query.size(2), head_stride = query.stride(1), token_stride = query.stride(2);
+  at::Tensor out = at::zeros({1, num_tokens, shape.num_heads, shape.value_dim}, query.options());
+
+  const auto* span_data = spans.const_data_ptr<int64_t>();
+  const auto* visible_data = visible.const_data_ptr<int64_t>();
+  const auto* words = ancestors.const_data_ptr<int64_t>();
+  std::vector<Span> all_spans;
+  std::vector<Item> items;
+  for (int64_t s = 0; s < spans.size(0); ++s) {
+    const int64_t* row = span_data + s * 5;
+    all_spans.push_back({row[0], row[1], row[2], row[3], context.const_data_ptr<int64_t>() + row[4]});
+    for (int64_t begin = row[0]; begin < row[1]; begin += ROW_BLOCK)
+      for (int64_t head = 0; head < shape.num_kv_heads; ++head) items.push_back({s, begin, head});
+  }
+  const auto* queries_data = query.const_data_ptr<float>();
+  auto* out_data = out.mutable_data_ptr<float>();
+  const auto* keys_data = key_cache.const_data_ptr<float>();
+  const auto* values_data = value_cache.const_data_ptr<float>();
+  std::reverse(items.begin(), items.end());  // The last rows of a chunk see the most.
+  for_pieces(items.size(), 1, [&](int64_t first_item, int64_t last_item) {
+    Worker worker(shape, options, keys_data, values_data);
+    std::vector<Row> rows;
+    std::vector<Query> queries;
+    for (int64_t i = first_item; i < last_item; ++i) {
+      const Span& span = all_spans[items[i].span];
+      const int64_t begin = items[i].begin, end = std::min(begin + ROW_BLOCK, span.end);
+      const int64_t first_head = items[i].kv_head * shape.group;
+      rows.clear();
+      queries.clear();
+      for (int64_t t = begin; t < end; ++t) {
+        const int64_t count = visible_data[t] + std::popcount(static_cast<uint64_t>(words[t]));
+        rows.push_back({window == 0 ? 0 : std::max<int64_t>(0, count - window), count});
+        for (int64_t h = first_head; h < first_head + shape.group; ++h)
+          queries.push_back({queries_data + h * head_stride + t * token_stride,
+                             out_data + (t * shape.num_heads + h) * shape.value_dim,
+                             -std::numeric_limits<float>::infinity(), 0.0f, 0.0f});
+      }
+      worker.attend(span, rows, words + begin, queries, items[i].kv_head);
+      for (size_t q = 0; q < queries.size(); ++q) worker.finish(queries[q], first_head + q % shape.group);
+    }
+  });
+  return out;
+}
+
+// y = x W^T + b on weights packed as float16. row_sizes[m]: rows to compute for m rows (see RowPadding).
+at::Tensor linear_fp16(const at::Tensor& x, const c10::intrusive_ptr<LinearPackedParamsBase>& packed,
+                       const at::Tensor& row_sizes) {
+  const int64_t in_features = x.size(-1), rows = x.numel() / in_features, most = row_sizes.numel() - 1;
+  const auto* sizes = row_sizes.const_data_ptr<int64_t>();
+  const at::Tensor flat = x.contiguous().view({rows, in_features});
+  std::vector<at::Tensor> parts;
+  for (int64_t begin = 0; begin < rows || parts.empty(); begin += most) {
+    const int64_t count = std::min(most, rows - begin), size = sizes[count];
+    at::Tensor piece = flat.narrow(0, begin, count);
+    if (size > count) {
+      at::Tensor padded = at::empty({size, in_features}, x.options());
+      auto* data = padded.mutable_data_ptr<float>();
+      std::memcpy(data, piece.const_data_ptr<float>(), count * in_features * sizeof(float));
+      std::memset(data + count * in_features, 0, (size - count) * in_features * sizeof(float));
+      piece = padded;
+    }
+    parts.push_back(packed->apply_dynamic(piece).narrow(0, 0, count));
+  }
+  const at::Tensor result = parts.size() == 1 ? parts[0] : at::cat(parts);
+  auto shape = x.sizes().vec();
+  shape.back() = result.size(1);
+  return result.view(shape);
+}
+
+// y = x W^T + b with 8-bit weights.
+//   weights: int8 [panels, blocks, PAIRS, PANEL, 2]; scales: bfloat16 [panels, blocks, PANEL]; bias: [panels * PANEL].
+at::Tensor linear_int8(const at::Tensor& x_, const at::Tensor& weights, const at::Tensor& scales,
+                       const at::Tensor& bias, int64_t out_features) {
+  const at::Tensor x = x_.contiguous();
+  const int64_t in_features = x.size(-1), rows = x.numel() / in_features;
+  const int64_t panels = weights.size(0), blocks = weights.size(1), padded = blocks * int8::BLOCK;
+  auto shape = x.sizes().vec();
+  shape.back() = out_features;
+  at::Tensor out = at::empty(shape, x.options());
+  at::Tensor rounded = at::empty({rows, padded}, x.options().dtype(at::kShort));
+  std::vector<float> row_scales(rows);
+  const auto* x_data = x.const_data_ptr<float>();
+  auto* rounded_data = rounded.mutable_data_ptr<int16_t>();
+  for_pieces(rows, 32, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      row_scales[row] =
+          int8::quantise(x_data + row * in_features, in_features, padded, rounded_data + row * padded);
+  });
+  const auto* weight_data = weights.const_data_ptr<int8_t>();
+  const auto* scale_data = reinterpret_cast<const uint16_t*>(scales.const_data_ptr<at::BFloat16>());
+  const auto* bias_data = bias.const_data_ptr<float>();
+  auto* out_data = out.mutable_data_ptr<float>();
+  const int64_t piece = std::max<int64_t>(1, 131072 / (padded * int8::PANEL * std::max<int64_t>(1, rows / 4)));
+  for_pieces(panels, piece, [&](int64_t begin, int64_t end) {
+    float sums[int8::ROWS * int8::PANEL];
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t first = panel * int8::PANEL, width = std::min(int8::PANEL, out_features - first);
+      for (int64_t row = 0; row < rows; row += int8::ROWS) {
+        const int64_t count = std::min(int8::ROWS, rows - row);
+        int8::panel_rows(count, weight_data + panel * padded * int8::PANEL,
+                         scale_data + panel * blocks * int8::PANEL, rounded_data + row * padded, blocks, sums);
+        for (int64_t m = 0; m < count; ++m)
+          for (int64_t n = 0; n < width; ++n)
+            out_data[(row + m) * out_features + first + n] =
+                row_scales[row + m] * sums[m * int8::PANEL + n] + bias_data[first + n];
+      }
+    }
+  });
+  return out;
+}
+
+// Calls function(row) for every row; in parallel where there is enough to do.
+template <typename Function>
+void for_rows(int64_t rows, int64_t size, const Function& function) {
+  for_pieces(rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(size, 1)), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) function(row);
+  });
+}
+
+at::Tensor rms_norm(const at::Tensor& x_, const at::Tensor& weight, double eps) {
+  const at::Tensor x = x_.contiguous();
+  const int64_t size = x.size(-1);
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  const auto* source = x.const_data_ptr<float>();
+  const auto* weight_data = weight.const_data_ptr<float>();
+  auto* target = out.mutable_data_ptr<float>();
+  for_rows(x.numel() / size, size, [&](int64_t row) {
+    rms_norm_row(source + row * size, weight_data, size, static_cast<float>(eps), target + row * size);
+  });
+  return out;
+}
+
+// [..., 2 * size], gate and up side by side, to [..., size].
+template <float (*activation)(float)>
+at::Tensor gate(const at::Tensor& x_) {
+  const at::Tensor x = x_.contiguous();
+  const int64_t size = x.size(-1) / 2;
+  auto shape = x.sizes().vec();
+  shape.back() = size;
+  at::Tensor out = at::empty(shape, x.options());
+  const auto* source = x.const_data_ptr<float>();
+  auto* target = out.mutable_data_ptr<float>();
+  for_rows(x.numel() / (2 * size), 4 * size,
+           [&](int64_t row) { gate_row<activation>(source + row * 2 * size, size, target + row * size); });
+  return out;
+}
+
+// qkv [1, T, (heads + 2 * kv_heads) * dim] to queries [1, heads, T, dim] and keys, rotated, and values [1, kv_heads,
+// T, dim]; cosine and sine: [1, T, dim].
+std::tuple<at::Tensor, at::Tensor, at::Tensor> rotate(const at::Tensor& qkv_, const at::Tensor& cosine_,
+                                                      const at::Tensor& sine_, int64_t heads, int64_t kv_heads) {
+  const at::Tensor qkv = qkv_.contiguous(), cosine = cosine_.contiguous(), sine = sine_.contiguous();
+  const int64_t tokens = qkv.size(1), all_heads = heads + 2 * kv_heads, dim = qkv.size(2) / all_heads;
+  TORCH_CHECK(cosine.numel() == tokens * dim && sine.numel() == tokens * dim, "rotary positions of another shape");
+  at::Tensor out = at::empty({1, tokens, all_heads, dim}, qkv.options());
+  const auto* source = qkv.const_data_ptr<float>();
+  const auto* cosines = cosine.const_data_ptr<float>();
+  const auto* sines = sine.const_data_ptr<float>();
+  auto* target = out.mutable_data_ptr<float>();
+  for_rows(tokens, all_heads * dim, [&](int64_t t) {
+    const int64_t row = t * all_heads * dim, turned = heads + kv_heads;
+    for (int64_t h = 0; h < turned; ++h)
+      rotate_head(source + row + h * dim, cosines + t * dim, sines + t * dim, dim, target + row + h * dim);
+    std::memcpy(target + row + turned * dim, source + row + turned * dim, kv_heads * dim * sizeof(float));
+  });
+  const at::Tensor by_head = out.transpose(1, 2);
+  return {by_head.narrow(1, 0, heads), by_head.narrow(1, heads, kv_heads), by_head.narrow(1, heads + kv_heads, kv_heads)};
+}
+
+}  // namespace
+
+TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
+  library.def(
+      "attend(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slots, "
+      "Tensor spans, Tensor context, Tensor visible, Tensor ancestors, float scale, int window, float softcap, Tensor? sinks) -> "
+      "Tensor");
+  library.def(
+      "linear_fp16(Tensor x, __torch__.torch.classes.quantized.LinearPackedParamsBase packed, Tensor row_sizes) -> "
+      "Tensor");
+  library.def("linear_int8(Tensor x, Tensor weights, Tensor scales, Tensor bias, int out_features) -> Tensor");
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  library.def("gate_silu(Tensor x) -> Tensor");
+  library.def("gate_gelu_tanh(Tensor x) -> Tensor");
+  library.def(
+      "rotate(Tensor qkv, Tensor cosine, Tensor sine, int heads, int kv_heads) -> (Tensor, Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
+  library.impl("attend", attend);
+  library.impl("linear_fp16", linear_fp16);
+  library.impl("linear_int8", linear_int8);
+  library.impl("rms_norm", rms_norm);
+  library.impl("gate_silu", gate<silu>);
+  library.impl("gate_gelu_tanh", gate<gelu_tanh>);
+  library.impl("rotate", rotate);
+}

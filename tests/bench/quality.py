@@ -1,0 +1,128 @@
+"""What a way to hold weights costs in quality, on real text: perplexity, KL divergence and greedy agreement.
+
+    python -m tests.bench.quality [--model M] [--tokens 2048]
+
+Every kind of linear weights is compared with the plain float32 model, on source code (modules of Python's
+standard library) and on prose (this project's documents).
+"""
+
+import argparse
+import heapq
+import inspect
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.config import LinearWeights, ModelConfig
+from engine.model.attention.choice import choose_backend
+from engine.model.input_batch import SequenceSlice
+from engine.model.kv_cache import PagedKVCache
+from engine.model.loaded_model import LoadedModel
+from engine.model.loader import load_causal_lm
+from engine.model.model_runner import ModelRunner
+
+BLOCK_SIZE = 16
+CHUNK = 256
+KINDS: tuple[LinearWeights, ...] = ("packed-fp16", "packed-int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How a model does on a text.
+
+    Attributes:
+        perplexity: Of the text.
+        divergence: Mean KL divergence of its next-token distributions from the plain model's, in nats.
+        agreement: Share of places where both like the same token best.
+    """
+
+    perplexity: float
+    divergence: float
+    agreement: float
+
+
+def main() -> None:
+    """Prints a table."""
+    options = parse()
+    plain = load(options.model, "plain")
+    texts = {name: encode(plain, text, options.tokens) for name, text in read_texts().items()}
+    expected = {name: log_probabilities(plain, tokens) for name, tokens in texts.items()}
+    del plain
+    head = ("weights", "text", "tokens", "perplexity", "vs float32", "KL", "same choice")
+    say("{:12} {:6} {:>6} {:>11} {:>10} {:>9} {:>11}".format(*head))
+    for name, tokens in texts.items():
+        quality = compare(expected[name], expected[name], tokens)
+        say(f"{'plain':12} {name:6} {len(tokens):6} {quality.perplexity:11.4f}")
+    for kind in KINDS:
+        model = load(options.model, kind)
+        for name, tokens in texts.items():
+            quality = compare(log_probabilities(model, tokens), expected[name], tokens)
+            exact = compare(expected[name], expected[name], tokens)
+            change = quality.perplexity / exact.perplexity - 1
+            say(
+                f"{kind:12} {name:6} {len(tokens):6} {quality.perplexity:11.4f} {change:+10.3%} "
+                f"{quality.divergence:9.6f} {quality.agreement:11.4f}"
+            )
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.quality", description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default=ModelConfig().model)
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens of each text")
+    return parser.parse_args()
+
+
+def load(model: str, kind: LinearWeights) -> LoadedModel:
+    """The model with weights of that kind, on the CPU."""
+    return load_causal_lm(ModelConfig(model=model, device="cpu", linear_weights=kind, offline=True))
+
+
+def read_texts() -> dict[str, str]:
+    """Code and prose."""
+    root = Path(__file__).parents[2]
+    prose = "\n\n".join(
+        (root / name).read_text("utf-8") for name in ("README.md", "docs/architecture.md", "CONTRIBUTING.md")
+    )
+    return {"code": inspect.getsource(heapq) + inspect.getsource(textwrap), "prose": prose}
+
+
+def encode(model: LoadedModel, text: str, limit: int) -> list[int]:
+    """The first tokens of a text."""
+    assert model.tokenizer is not None
+    return list(model.tokenizer.encode(text, add_special_tokens=False))[:limit]
+
+
+def log_probabilities(model: LoadedModel, tokens: list[int]) -> torch.Tensor:
+    """float32 [num_tokens, vocab_size]: what comes after each token."""
+    num_blocks = -(-len(tokens) // BLOCK_SIZE)
+    cache = PagedKVCache(model.layers, num_blocks, BLOCK_SIZE, model.dtype, model.device)
+    runner = ModelRunner(model.module, cache, choose_backend(model.operators), model.vocab_size)
+    rows = []
+    for begin in range(0, len(tokens), CHUNK):
+        piece = tokens[begin : begin + CHUNK]
+        batch = runner.build([SequenceSlice(piece, begin, range(num_blocks), rows=len(piece))])
+        rows.append(runner.forward(batch).log_softmax(-1))
+    return torch.cat(rows)
+
+
+def compare(got: torch.Tensor, expected: torch.Tensor, tokens: list[int]) -> Quality:
+    """Perplexity of `got`, and how far it is from `expected`."""
+    following = torch.tensor(tokens[1:])
+    surprise = -got[:-1].gather(1, following[:, None]).mean()
+    divergence = (expected.exp() * (expected - got)).sum(-1).mean()
+    agreement = (got.argmax(-1) == expected.argmax(-1)).float().mean()
+    return Quality(float(surprise.exp()), float(divergence), float(agreement))
+
+
+def say(line: str) -> None:
+    """One line of the table."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

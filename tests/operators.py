@@ -1,0 +1,39 @@
+"""The C++ operators for tests: built once on a machine, in the cache that everything else uses too."""
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from engine.config import ModelConfig
+from engine.model.attention.cpu import CpuAttention
+from engine.model.attention.interface import AttentionBackend
+from engine.model.attention.reference import ReferenceAttention
+from engine.model.cpu_ops.build import CpuOperators, load_operators
+
+BACKENDS = ("reference", "cpu")
+
+
+@functools.cache
+def operators() -> CpuOperators | None:
+    """None on a machine that cannot build them."""
+    return load_operators(ModelConfig().cache_folder)
+
+
+def need_operators() -> CpuOperators:
+    """The operators; skips the test on a machine that cannot build them."""
+    if (built := operators()) is None:
+        pytest.skip("the C++ operators cannot be built on this machine")
+    return built
+
+
+def share_operators(cache_dir: Path) -> None:
+    """Lets a server that is started with a cache of its own use the operators that are built already."""
+    if operators() is not None:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        (cache_dir / "operators").symlink_to(ModelConfig().cache_folder / "operators")
+
+
+def make_backend(name: str) -> AttentionBackend:
+    """The backend of that name, "reference" or "cpu"."""
+    return ReferenceAttention() if name == "reference" else CpuAttention(need_operators())
