@@ -29,7 +29,7 @@ from engine.model.fusion import fuse_layers
 from engine.model.kv_cache import LayerShape
 from engine.model.linear_weights import choose_linear_weights, pack_weights
 from engine.model.loaded_model import LoadedModel
-from engine.model.self_check import check_paged_logits
+from engine.model.self_check import check_paged_logits, run_trial
 from engine.model.sources import ModelSources
 from engine.model.support import check_class, check_config, context_limit
 from engine.model.vocabulary import end_token_ids, sampled_vocab_size
@@ -107,9 +107,7 @@ def wrap_model(
     if module.config._attn_implementation != ATTENTION_NAME:
         module.set_attn_implementation(ATTENTION_NAME)
     layers = _probe(module)
-    check_paged_logits(module, layers, choose_backend(operators))
-    if operators is not None:
-        fuse_layers(module, operators)
+    _fuse_and_check(module, layers, operators)
     pack_weights(module, linear_weights, operators)
     loaded = LoadedModel(
         name=name,
@@ -138,6 +136,17 @@ def _log_summary(model: LoadedModel) -> None:
         model.max_model_len,
         sorted(model.eos_token_ids),
     )
+
+
+def _fuse_and_check(
+    module: PreTrainedModel, layers: tuple[LayerShape, ...], operators: CpuOperators | None
+) -> None:
+    """Replaces the layers that can be, and holds the result against what the model said before."""
+    trial = run_trial(module)
+    if operators is not None:
+        fuse_layers(module, operators)
+    if trial is not None:
+        check_paged_logits(module, layers, choose_backend(operators), trial)
 
 
 def _probe(module: PreTrainedModel) -> tuple[LayerShape, ...]:

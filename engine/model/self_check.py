@@ -5,6 +5,7 @@ attention to what comes later. Nothing in their config says so, but their logits
 """
 
 import logging
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
@@ -23,53 +24,68 @@ _TOLERANCE = 1e-3
 """Largest difference relative to the largest logit. Orders of summation make 1e-5, another mask makes 1."""
 
 
-def check_paged_logits(
-    module: PreTrainedModel, layers: tuple[LayerShape, ...], backend: AttentionBackend
-) -> None:
-    """Runs a few tokens both ways, the paged one in two chunks, and compares the logits.
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What transformers' own forward pass says.
+
+    Attributes:
+        tokens: A few token ids.
+        logits: [len(tokens), rows of the head].
+    """
+
+    tokens: list[int]
+    logits: torch.Tensor
+
+
+def run_trial(module: PreTrainedModel) -> Trial | None:
+    """Runs a few tokens through a model as it came; None where there is nothing to compare with.
 
     Only float32 tells small differences from wrong ones: in 16 bits a router of experts may flip by rounding.
     Other types are let pass.
 
     Args:
-        module: A model set to ATTENTION_NAME, with its plain weights.
+        module: A model set to ATTENTION_NAME, with its own layers and weights.
+    """
+    if module.dtype != torch.float32:
+        return None
+    rows: int = module.get_input_embeddings().weight.shape[0]
+    tokens = [(index * 37 + 11) % rows for index in range(_NUM_TOKENS)]
+    module.set_attn_implementation("eager")
+    try:
+        if module.config._attn_implementation != "eager":
+            logger.info("%s has no attention of its own to compare ours with", type(module).__name__)
+            return None
+        with torch.inference_mode():
+            ids = torch.tensor([tokens], device=module.device)
+            return Trial(tokens, module(input_ids=ids, use_cache=False).logits[0])
+    finally:
+        module.set_attn_implementation(ATTENTION_NAME)
+
+
+def check_paged_logits(
+    module: PreTrainedModel, layers: tuple[LayerShape, ...], backend: AttentionBackend, trial: Trial
+) -> None:
+    """Runs a trial's tokens on a paged cache, in two chunks, and compares the logits.
+
+    Args:
+        module: The model, its layers fused if they will be, its weights still plain.
         layers: Cache shape of each attention layer.
         backend: How it will attend.
+        trial: What it has to say.
 
     Raises:
         ModelNotSupported: The logits differ.
     """
-    if module.dtype != torch.float32:
-        return
-    rows: int = module.get_input_embeddings().weight.shape[0]
-    tokens = [(index * 37 + 11) % rows for index in range(_NUM_TOKENS)]
-    expected = _own_logits(module, tokens)
-    if expected is None:
-        return
     cache = PagedKVCache(layers, 2, _BLOCK_SIZE, module.dtype, module.device)
-    runner = ModelRunner(module, cache, backend, expected.shape[-1])
-    difference = (_paged_logits(runner, tokens) - expected).abs().max().item()
-    largest = expected.abs().max().item()
+    runner = ModelRunner(module, cache, backend, trial.logits.shape[-1])
+    difference = (_paged_logits(runner, trial.tokens) - trial.logits).abs().max().item()
+    largest = trial.logits.abs().max().item()
     if not difference <= _TOLERANCE * largest:
         raise ModelNotSupported(
             f"{type(module).__name__} gives other logits on a paged cache than in transformers' own forward "
             f"pass (they differ by {difference:g}, the largest is {largest:g}): its attention is more than a "
             "causal softmax over keys and values, so its answers would be wrong"
         )
-
-
-def _own_logits(module: PreTrainedModel, tokens: list[int]) -> torch.Tensor | None:
-    module.set_attn_implementation("eager")
-    try:
-        if module.config._attn_implementation != "eager":
-            logger.info("%s has no attention of its own to compare ours with", type(module).__name__)
-            return None
-        ids = torch.tensor([tokens], device=module.device)
-        with torch.inference_mode():
-            logits: torch.Tensor = module(input_ids=ids, use_cache=False).logits[0]
-        return logits
-    finally:
-        module.set_attn_implementation(ATTENTION_NAME)
 
 
 def _paged_logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:

@@ -6,7 +6,7 @@ from engine.errors import ModelNotSupported
 from engine.model.attention.interface import ATTENTION_NAME, probe_layers
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.loader import wrap_model
-from engine.model.self_check import check_paged_logits
+from engine.model.self_check import check_paged_logits, run_trial
 from tests.tiny import ARCHITECTURES, tiny_model
 
 SMALL = {
@@ -26,7 +26,9 @@ SMALL = {
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_what_we_serve_passes_and_keeps_our_attention(arch: str) -> None:
     module = tiny_model(arch)
-    check_paged_logits(module, probe_layers(module), ReferenceAttention())
+    trial = run_trial(module)
+    assert trial is not None
+    check_paged_logits(module, probe_layers(module), ReferenceAttention(), trial)
     assert module.config._attn_implementation == ATTENTION_NAME
 
 
@@ -47,6 +49,14 @@ def test_a_model_that_does_not_pass_arguments_on_is_refused() -> None:
         wrap_model(module, None, name="nemotron")
 
 
+def test_a_layer_replaced_by_an_unequal_one_is_refused() -> None:
+    module = tiny_model("llama")
+    layers, trial = probe_layers(module), run_trial(module)
+    assert trial is not None
+    module.model.layers[1].input_layernorm.weight.data *= 1.1
+    with pytest.raises(ModelNotSupported, match="other logits on a paged cache"):
+        check_paged_logits(module, layers, ReferenceAttention(), trial)
+
+
 def test_sixteen_bits_are_let_pass() -> None:
-    module = tiny_model("llama").to(torch.bfloat16)
-    check_paged_logits(module, (), ReferenceAttention())
+    assert run_trial(tiny_model("llama").to(torch.bfloat16)) is None
