@@ -16,7 +16,7 @@ class Drafting:
     """Speculation as the engine core uses it.
 
     Args:
-        method: The method's name, for the metrics.
+        method: The method's name, for the log.
         speculator: Who proposes.
         planner: How many nodes each request gets.
         vocab_size: Draft tokens must be below it.

@@ -54,7 +54,7 @@ class EngineCore:
         self._requests: dict[str, Request] = {}
         self._records: dict[str, RequestRecord] = {}
         self._in_step: tuple[ScheduledRequest, ...] = ()
-        self._recorder = self._new_recorder()
+        self._recorder = StepRecorder()
 
     @property
     def has_work(self) -> bool:
@@ -120,7 +120,7 @@ class EngineCore:
         """What happened since the last call."""
         scheduler = self.scheduler
         stats = self._recorder.build(len(scheduler.running), len(scheduler.waiting), scheduler.kv.usage)
-        self._recorder = self._new_recorder()
+        self._recorder = StepRecorder()
         return stats
 
     def _note_plan(self, plan: SchedulerOutput) -> None:
@@ -267,6 +267,3 @@ class EngineCore:
         self._recorder.finished(
             record, reason, (request.num_prompt_tokens, request.num_output_tokens), self._clock()
         )
-
-    def _new_recorder(self) -> StepRecorder:
-        return StepRecorder("none" if self._drafting is None else self._drafting.method)

@@ -108,7 +108,6 @@ class StepStats:
     """What one step did, in increments, and how full the engine is after it.
 
     Attributes:
-        method: The speculation method's name, a label of the metrics; "none" without one.
         num_running, num_waiting: Requests after the step.
         kv_cache_usage: Share of KV blocks in use, 0 to 1.
         prefix_cache_queries, prefix_cache_hits: Prompt tokens looked up and found.
@@ -130,7 +129,6 @@ class StepStats:
         finished: Requests that ended.
     """
 
-    method: str = "none"
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0

@@ -43,7 +43,6 @@ class RequestRecord:
 class StepRecorder:
     """One step in the making. Counters mean what they mean in StepStats."""
 
-    method: str
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
@@ -101,7 +100,6 @@ class StepRecorder:
     def build(self, num_running: int, num_waiting: int, kv_cache_usage: float) -> StepStats:
         """The step as the metrics want it."""
         return StepStats(
-            method=self.method,
             num_running=num_running,
             num_waiting=num_waiting,
             kv_cache_usage=kv_cache_usage,

@@ -46,10 +46,7 @@ class RowGroup:
     @staticmethod
     def tree_paths(tree: TokenTree) -> tuple[tuple[int, ...], ...]:
         """The paths of a tree's rows: the root's, then one per node in node order."""
-        paths: list[tuple[int, ...]] = [()]
-        for token, parent in zip(tree.tokens, tree.parents, strict=True):
-            paths.append((*paths[parent], token))
-        return tuple(paths)
+        return tuple(tree.path_tokens(node) for node in range(len(tree) + 1))
 
     @property
     def banned_token_ids(self) -> tuple[int, ...]:

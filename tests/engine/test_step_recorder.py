@@ -5,17 +5,16 @@ from engine.step_recorder import RequestRecord, StepRecorder
 
 
 def test_a_step_without_events() -> None:
-    assert StepRecorder("ngram").build(0, 0, 0.0) == StepStats(method="ngram")
+    assert StepRecorder().build(0, 0, 0.0) == StepStats()
 
 
 def test_own_counters_and_the_engines_state_are_passed_on() -> None:
-    recorder = StepRecorder("draft_model")
+    recorder = StepRecorder()
     recorder.num_preemptions = 1
     recorder.prefix_cache_queries, recorder.prefix_cache_hits = 30, 16
     recorder.num_prompt_tokens, recorder.num_target_forwards, recorder.num_outgrown = 20, 1, 2
     recorder.propose_seconds, recorder.forward_seconds, recorder.sample_seconds = 0.1, 0.2, 0.3
     assert recorder.build(3, 4, 0.25) == StepStats(
-        method="draft_model",
         num_running=3,
         num_waiting=4,
         kv_cache_usage=0.25,
@@ -32,18 +31,18 @@ def test_own_counters_and_the_engines_state_are_passed_on() -> None:
 
 
 def test_time_in_the_queue_counts_once() -> None:
-    record, recorder = RequestRecord(arrival=10.0), StepRecorder("none")
+    record, recorder = RequestRecord(arrival=10.0), StepRecorder()
     recorder.scheduled(record, 12.5)
     recorder.scheduled(record, 13.0)
     assert recorder.build(1, 0, 0.0).queue_seconds == (2.5,)
-    later = StepRecorder("none")
+    later = StepRecorder()
     later.scheduled(record, 20.0)
     assert later.build(1, 0, 0.0).queue_seconds == ()
 
 
 def test_first_token_and_time_between_tokens() -> None:
     record = RequestRecord(arrival=10.0)
-    first, second = StepRecorder("none"), StepRecorder("none")
+    first, second = StepRecorder(), StepRecorder()
     first.committed(record, 1, 0, 0, 11.0)
     second.committed(record, 4, 5, 3, 13.0)
     stats = first.build(1, 0, 0.0)
@@ -54,7 +53,7 @@ def test_first_token_and_time_between_tokens() -> None:
 
 
 def test_every_token_but_the_first_has_a_time_between() -> None:
-    record, recorder = RequestRecord(arrival=0.0), StepRecorder("none")
+    record, recorder = RequestRecord(arrival=0.0), StepRecorder()
     recorder.committed(record, 3, 2, 2, 1.0)
     recorder.committed(record, 2, 4, 1, 2.0)
     stats = recorder.build(1, 0, 0.0)
@@ -63,7 +62,7 @@ def test_every_token_but_the_first_has_a_time_between() -> None:
 
 
 def test_drafts_are_counted_for_step_and_request() -> None:
-    one, other, recorder = RequestRecord(0.0), RequestRecord(0.0), StepRecorder("ngram")
+    one, other, recorder = RequestRecord(0.0), RequestRecord(0.0), StepRecorder()
     recorder.committed(one, 4, 5, 3, 1.0)
     recorder.committed(other, 1, 5, 0, 1.0)
     recorder.committed(one, 1, 0, 0, 2.0)  # no draft in this step
@@ -76,7 +75,7 @@ def test_drafts_are_counted_for_step_and_request() -> None:
 
 
 def test_a_verdict_without_tokens_starts_no_clock() -> None:
-    record, recorder = RequestRecord(arrival=0.0), StepRecorder("none")
+    record, recorder = RequestRecord(arrival=0.0), StepRecorder()
     recorder.committed(record, 0, 0, 0, 1.0)
     recorder.committed(record, 1, 0, 0, 3.0)
     stats = recorder.build(1, 0, 0.0)
@@ -86,6 +85,6 @@ def test_a_verdict_without_tokens_starts_no_clock() -> None:
 
 @pytest.mark.parametrize("reason", list(FinishReason))
 def test_ends(reason: FinishReason) -> None:
-    record, recorder = RequestRecord(arrival=1.0), StepRecorder("none")
+    record, recorder = RequestRecord(arrival=1.0), StepRecorder()
     recorder.finished(record, reason, (7, 3), 5.0)
     assert recorder.build(0, 0, 0.0).finished == (FinishedRequest(reason, 7, 3, 4.0),)

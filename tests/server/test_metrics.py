@@ -74,7 +74,6 @@ def test_engine_series_carry_the_method_and_the_served_name() -> None:
 def test_a_step_is_added_where_it_belongs() -> None:
     metrics = make_metrics()
     step = StepStats(
-        method="ngram",
         num_running=3,
         num_waiting=2,
         kv_cache_usage=0.25,
@@ -172,7 +171,7 @@ def test_nothing_a_client_sends_adds_a_series() -> None:
     for number in range(1000):
         metrics.http_request(f"/scan/{number}", f"VERB{number}", number, 0.1)
         metrics.http_request("/v1/completions", "POST", 100 + number, 0.1)
-        metrics.listener(StepStats(method=f"method{number}", accepted_lengths=(number % 64,)))
+        metrics.listener(StepStats(accepted_lengths=(number % 64,)))
     assert series_of(metrics).keys() == before
     assert value(metrics, "http_request_duration_seconds_count", route="other") == 1000
 
