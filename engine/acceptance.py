@@ -96,19 +96,23 @@ class AcceptancePolicy:
         return params
 
 
-def proposal_for(params: SamplingParams, *, branches: bool) -> Proposal:
+ANY_LOSSLESS = AcceptancePolicy()
+"""The policy where nothing is drafted: every rule holds but the lossy one."""
+
+
+def proposal_for(params: SamplingParams, *, distinct: bool) -> Proposal:
     """How a method that can draw should propose, so that the request's rule accepts most.
 
     Args:
         params: The request's, its rule filled in.
-        branches: Whether nodes get several children. Siblings drawn without replacement never waste a node
-            on a token that was tried before; a chain has none, so that both ways of drawing are one.
+        distinct: Whether nodes get several children, drawn without replacement, which never wastes one on a
+            token that was tried before. Of a chain both ways of drawing are one.
     """
     if params.is_greedy:
         return Proposal.DETERMINISTIC
     match params.speculation.acceptance:
         case Acceptance.REJECTION:
-            return Proposal.SAMPLED_DISTINCT if branches else Proposal.SAMPLED
+            return Proposal.SAMPLED_DISTINCT if distinct else Proposal.SAMPLED
         case Acceptance.BLOCK:
             return Proposal.SAMPLED
         case Acceptance.TYPICAL:
@@ -141,4 +145,5 @@ def rule_for(params: SamplingParams, tree: TokenTree) -> Rule:
 
 def is_lossless(params: SamplingParams) -> bool:
     """Whether speculation leaves the law of the request's answer as it is."""
-    return params.is_greedy or params.speculation.acceptance is not Acceptance.TYPICAL
+    speculation = params.speculation
+    return params.is_greedy or not speculation.enabled or speculation.acceptance is not Acceptance.TYPICAL

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from engine.acceptance import AcceptancePolicy, DraftTraits
+from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy, DraftTraits
 from engine.sampling_params import MAX_DRAFT_TOKENS, Acceptance
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -106,7 +106,7 @@ class NoSpeculation(Section):
     @property
     def policy(self) -> AcceptancePolicy:
         """Nothing is drafted, so that any lossless rule holds."""
-        return AcceptancePolicy()
+        return ANY_LOSSLESS
 
 
 class DraftingSection(Section):

@@ -17,9 +17,8 @@ from engine.sampling.noise import NoiseKey, Stream
 from engine.sampling_params import Acceptance, SamplingParams
 from engine.token_tree import TokenTree
 
-# Positions are below 2**32; what else tells the draws of a draft apart lies above them.
-_DRAW_SHIFT = 32
-_DEPTH_SHIFT = 48
+# Positions are below 2**32; the depth in a block lies above them.
+_DEPTH_SHIFT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +68,12 @@ class RowGroup:
             return (None,) * len(self)
         return tuple(self.noise_key(len(path), stream) for path in self.paths)
 
-    def noise_key(self, depth: int, stream: Stream, draw: int = 0) -> NoiseKey:
+    def noise_key(self, depth: int, stream: Stream) -> NoiseKey:
         """The key of the token that follows `depth` draft tokens.
 
         Block verification decides on a token by what the draft says behind it, so that all the noise of a
         step's draft is spent, even where nothing came of it. There the key of a DRAFT draw names the step, by
         the length at its start, and the depth. No other rule looks ahead.
-
-        Args:
-            depth: Draft tokens in front of it.
-            stream: What the noise is for.
-            draw: Which of several independent draws from one row, at most 65535: siblings drawn with
-                replacement, or further draft models, need noise of their own.
 
         Raises:
             ValueError: The seed was not resolved.
@@ -91,4 +84,4 @@ class RowGroup:
         position = len(self.token_ids) + depth
         if stream is Stream.DRAFT and self.params.speculation.acceptance is Acceptance.BLOCK:
             position = len(self.token_ids) | (1 + depth) << _DEPTH_SHIFT
-        return NoiseKey(seed, self.params.choice, position | draw << _DRAW_SHIFT, stream)
+        return NoiseKey(seed, self.params.choice, position, stream)

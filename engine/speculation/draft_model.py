@@ -245,7 +245,7 @@ class _Chain:
 
 def _proposal(params: SamplingParams) -> Proposal:
     """The way of drawing that serves the request's verification rule best."""
-    return proposal_for(params, branches=False)
+    return proposal_for(params, distinct=False)
 
 
 _STREAMS = {
