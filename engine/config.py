@@ -9,12 +9,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from engine.sampling_params import MAX_DRAFT_TOKENS
+from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy, DraftTraits
+from engine.sampling_params import MAX_DRAFT_TOKENS, Acceptance
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 LinearWeights = Literal["auto", "plain", "packed-fp16", "packed-int8"]
+AcceptanceName = Literal["match", "rejection", "block", "typical"]
 
 
 class Section(BaseModel):
@@ -101,8 +103,44 @@ class NoSpeculation(Section):
         """None are drafted."""
         return 0
 
+    @property
+    def policy(self) -> AcceptancePolicy:
+        """Nothing is drafted, so that any lossless rule holds."""
+        return ANY_LOSSLESS
 
-class NgramSpeculation(Section):
+
+class DraftingSection(Section):
+    """What all methods that draft have in common."""
+
+    method: str
+    acceptance: AcceptanceName = Field(
+        "match",
+        description="Rule for requests that name none; rejection and block need a method that can draw its "
+        "drafts, typical is lossy and needs allow_lossy.",
+    )
+    allow_lossy: bool = Field(
+        False, description="Let requests ask for typical acceptance, which changes what the model says."
+    )
+
+    @property
+    def traits(self) -> DraftTraits:
+        """What the method, as it is set up, can propose."""
+        return DraftTraits()
+
+    @property
+    def policy(self) -> AcceptancePolicy:
+        """Which rules requests may ask for."""
+        return AcceptancePolicy(self.method, self.traits, Acceptance(self.acceptance), self.allow_lossy)
+
+    @model_validator(mode="after")
+    def _legal_acceptance(self) -> Self:
+        reason = self.policy.refusal(Acceptance(self.acceptance))
+        if reason is not None:
+            raise ValueError(f"acceptance cannot be {self.acceptance}: {reason}")
+        return self
+
+
+class NgramSpeculation(DraftingSection):
     """Prompt lookup (Saxena 2023): the text that followed the last n-gram the last time it occurred."""
 
     method: Literal["ngram"] = "ngram"
@@ -117,13 +155,18 @@ class NgramSpeculation(Section):
         return self
 
 
-class DraftModelSpeculation(Section):
+class DraftModelSpeculation(DraftingSection):
     """A smaller model of the same vocabulary drafts (Leviathan et al. 2023, Chen et al. 2023)."""
 
     method: Literal["draft_model"] = "draft_model"
     draft_model: str = Field(description="Catalog name, hub id, local folder or GGUF file of the draft.")
     draft_revision: str | None = Field(None, description="The draft's branch, tag or commit on the hub.")
     num_draft_tokens: int = Field(4, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step.")
+
+    @property
+    def traits(self) -> DraftTraits:
+        """Chains, drawn where the rule wants it."""
+        return DraftTraits(draws=True)
 
 
 SpeculationConfig = Annotated[

@@ -56,13 +56,18 @@ def build_llm(
     max_num_batched_tokens: int = 256,
     prefix_caching: bool = True,
     block_size: int = 4,
+    allow_lossy: bool = False,
 ) -> LLM:
     """An engine with room to spare; tests make it small where they need it small."""
     speculation: NoSpeculation | NgramSpeculation | DraftModelSpeculation = NoSpeculation()
     if method == "ngram":
-        speculation = NgramSpeculation(num_draft_tokens=num_draft_tokens, ngram_min=1)
+        speculation = NgramSpeculation(
+            num_draft_tokens=num_draft_tokens, ngram_min=1, allow_lossy=allow_lossy
+        )
     elif method == "draft_model":
-        speculation = DraftModelSpeculation(draft_model="tiny", num_draft_tokens=num_draft_tokens)
+        speculation = DraftModelSpeculation(
+            draft_model="tiny", num_draft_tokens=num_draft_tokens, allow_lossy=allow_lossy
+        )
         draft = draft or load_tiny(noise=0.1)
     config = EngineConfig(
         cache=CacheConfig(block_size=block_size, num_kv_blocks=num_kv_blocks, prefix_caching=prefix_caching),

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.acceptance import proposal_for
 from engine.model.input_batch import SequenceSlice
 from engine.model.model_runner import ModelRunner
 from engine.sampling.logits import process_logits
 from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import Stream
 from engine.sampling.sampler import DraftToken, draw_tokens
-from engine.sampling_params import Acceptance, SamplingParams
+from engine.sampling_params import SamplingParams
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
 from engine.token_tree import EMPTY_TREE, Proposal, TokenTree
 
@@ -244,11 +245,7 @@ class _Chain:
 
 def _proposal(params: SamplingParams) -> Proposal:
     """The way of drawing that serves the request's verification rule best."""
-    if params.is_greedy:
-        return Proposal.DETERMINISTIC
-    if params.speculation.acceptance is Acceptance.REJECTION:
-        return Proposal.SAMPLED
-    return Proposal.COUPLED
+    return proposal_for(params, distinct=False)
 
 
 _STREAMS = {

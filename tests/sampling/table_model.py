@@ -7,7 +7,7 @@ import torch
 
 from engine.sampling.logits import process_logits
 from engine.sampling.metadata import RowGroup
-from engine.sampling.noise import Stream
+from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, uniform_rows
 from engine.sampling.sampler import DraftToken, SampledRun, Sampler, SamplingTask, draw_tokens
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.token_tree import EMPTY_TREE, Proposal, TokenTree
@@ -16,6 +16,8 @@ VOCAB = 12
 EOS = frozenset({11})
 PROMPT = (1, 2, 3)
 REJECTION = SpeculationParams(acceptance=Acceptance.REJECTION)
+BLOCK = SpeculationParams(acceptance=Acceptance.BLOCK)
+TYPICAL = SpeculationParams(acceptance=Acceptance.TYPICAL)
 
 
 class TableModel:
@@ -53,6 +55,7 @@ class Line:
 
 
 Drafter = Callable[[Sequence[Line]], list[TokenTree]]
+Recorder = Callable[[torch.Tensor], torch.Tensor]
 
 
 def each(tree_of: Callable[[Line], TokenTree]) -> Drafter:
@@ -119,6 +122,50 @@ def model_chain(model: TableModel, stream: Stream, length: int = 3) -> Drafter:
         return TokenTree.chain(tokens, Proposal.COUPLED)
 
     return draft
+
+
+def drawn_trees(
+    model: TableModel, widths: Sequence[int], proposal: Proposal, record: Recorder = lambda q: q
+) -> Drafter:
+    """A draft model that draws trees of given widths per depth, siblings as the proposal says.
+
+    Args:
+        model: Whose distributions the tokens are drawn from.
+        widths: Children per node at each depth.
+        proposal: SAMPLED or SAMPLED_DISTINCT.
+        record: What is recorded of a distribution; anything but the thing itself is an error to be found.
+    """
+
+    def draw(line: Line) -> TokenTree:
+        tokens: list[int] = []
+        parents: list[int] = []
+        laws: list[torch.Tensor] = []
+        paths: list[tuple[int, ...]] = [()]
+        for node, path in enumerate(paths):
+            if len(path) == len(widths):
+                break
+            group = RowGroup(line.params, line.token_ids, len(PROMPT), EOS, (path,))
+            row = process_logits(model.row([*line.token_ids, *path])[None], [group])[0]
+            drawn = draw_siblings(row, group.noise_key(len(path), Stream.DRAFT), widths[len(path)], proposal)
+            tokens += drawn
+            parents += [node] * len(drawn)
+            laws += [record(row.softmax(dim=-1))] * len(drawn)
+            paths += [(*path, token) for token in drawn]
+        return TokenTree(tuple(tokens), tuple(parents), proposal, tuple(laws))
+
+    return each(draw)
+
+
+def draw_siblings(row: torch.Tensor, key: NoiseKey, count: int, proposal: Proposal) -> list[int]:
+    """Tokens drawn from a row of log probabilities, in order."""
+    if proposal is Proposal.SAMPLED_DISTINCT:
+        noisy = row + gumbel_noise([key], len(row), row.device)[0]
+        drawn: list[int] = noisy.topk(count).indices.tolist()
+        return drawn
+    borders = row.double().softmax(dim=-1).cumsum(dim=-1)
+    places = uniform_rows([key], count, row.device)[0] * borders[-1]
+    drawn = torch.searchsorted(borders, places).tolist()
+    return drawn
 
 
 MIXED = [
