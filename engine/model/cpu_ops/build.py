@@ -26,7 +26,7 @@ from engine.model.weight_cache import WeightCache
 logger = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
-_FILES = ("operators.cpp", "attention.h", "elementwise.h", "int8.h")
+_FILES = ("operators.cpp", "attention.h", "elementwise.h", "int8.h", "sampling.h")
 _FLAGS = (
     "-O3",
     "-std=c++20",
@@ -58,6 +58,8 @@ class CpuOperators:
         rms_norm: RMSNorm over the last dimension.
         gate_silu, gate_gelu_tanh: The activation of a gated feed-forward layer.
         rotate: Rotary positions for queries and keys that come from one matrix.
+        truncate_rows: Temperature, top_k, top_p and min_p on rows of logits.
+        choose_rows: The argmax of rows of logits under keyed Gumbel noise.
     """
 
     attend: Any
@@ -67,6 +69,8 @@ class CpuOperators:
     gate_silu: Any
     gate_gelu_tanh: Any
     rotate: Any
+    truncate_rows: Any
+    choose_rows: Any
 
 
 def load_operators(cache_dir: Path) -> CpuOperators | None:
