@@ -128,4 +128,5 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         method=config.speculation.method,
         max_draft_tokens=config.speculation.num_draft_tokens,
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+        weights=target.weights,
     )
