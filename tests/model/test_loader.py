@@ -114,9 +114,7 @@ def test_weights_that_float16_cannot_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = save_with_weight(tmp_path / "model", 7e4)
-    with pytest.raises(
-        StartupError, match=r"float16, but the layer .*layers\.1\.mlp\.down_proj cannot"
-    ):
+    with pytest.raises(StartupError, match=r"float16, but the layer .*layers\.1\.mlp\.down_proj cannot"):
         load(folder, dtype="float16")
     # Without operators auto takes float16: that layer is held in float32, which has room.
     monkeypatch.setattr("engine.model.loader.load_operators", lambda _: None)
@@ -134,9 +132,7 @@ def test_weights_that_float16_cannot_hold(
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_weights_that_are_not_finite_are_refused(dtype: str, tmp_path: Path) -> None:
     folder = save_with_weight(tmp_path / "model", float("inf"))
-    with pytest.raises(
-        StartupError, match=r"layers\.1\.mlp\.down_proj\.weight has weights that are not"
-    ):
+    with pytest.raises(StartupError, match=r"layers\.1\.mlp\.down_proj\.weight has weights that are not"):
         load(folder, dtype=dtype)
 
 

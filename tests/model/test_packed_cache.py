@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(packed_fp16_unavailable() is not None, reason="n
 class Machine:
     """A folder with a model, and a cache."""
 
-    def __init__(self, path: Path, arch: str = "llama", **config: object) -> None:
+    def __init__(self, path: Path, arch: str = "llama", **config: Any) -> None:
         need_operators()
         self.folder = path / "some model"
         self.cache = path / "cache"
@@ -164,14 +165,14 @@ def forget_a_tensor(entry: Path) -> None:
     (entry / "index.json").write_text(json.dumps(index))
 
 
-DAMAGE = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "cut": cut,
     "flipped bit": flip,
     "tensors gone": lambda entry: (entry / "tensors.bin").unlink(),
     "index gone": lambda entry: (entry / "index.json").unlink(),
     "index broken": lambda entry: (entry / "index.json").write_text('{"recipe": 1}'),
     "a tensor gone": forget_a_tensor,
-    "empty": lambda entry: [path.unlink() for path in entry.iterdir()],
+    "empty": lambda entry: list(map(Path.unlink, entry.iterdir())),
 }
 
 
