@@ -16,6 +16,7 @@ from engine.config import DType, ModelConfig
 from engine.model.attention.interface import ATTENTION_NAME, register
 from engine.model.cpu_ops.build import CpuOperators, load_operators
 from engine.model.loaded_model import LoadedModel
+from engine.model.memory import return_freed_memory
 from engine.model.packed_cache import PackedCache, packed_key
 from engine.model.preparation import Recipe, prepare
 from engine.model.reading import read_config, read_model, read_skeleton, read_tokenizer
@@ -129,7 +130,10 @@ class _Source:
             module = _set_up(read_skeleton(self.folder, self.model_config))
             if (recipe := cache.fill(key, module, plan.packer, operators)) is not None:
                 return _Ready(module, recipe, plan)
+        # What a conversion has left behind is not to add to what follows.
+        return_freed_memory()
         ready = self._read_plain(plan, device, operators)
+        return_freed_memory()
         cache.store(key, ready.module, ready.recipe)
         return ready
 
