@@ -121,8 +121,7 @@ class _Source:
 
     def read(self, plan: WeightPlan, device: torch.device, operators: CpuOperators | None) -> _Ready:
         """From the packed weights of an earlier start, or from the plain ones."""
-        # What code of the model's own does with its weights is not known, so those are always read.
-        if plan.packer is None or getattr(self.model_config, "auto_map", None):
+        if plan.packer is None or not self._can_be_kept:
             return self._read_plain(plan, device, operators)
         cache = PackedCache(self.config.cache_folder / "packed")
         key = packed_key(self.config.model, self.folder, plan.dtype, operators)
@@ -136,6 +135,11 @@ class _Source:
         return_freed_memory()
         cache.store(key, ready.module, ready.recipe)
         return ready
+
+    @property
+    def _can_be_kept(self) -> bool:
+        """Whether the config alone says what the module is: no code of its own, no quantised layers."""
+        return not any(getattr(self.model_config, name, None) for name in ("auto_map", "quantization_config"))
 
     def _read_plain(self, plan: WeightPlan, device: torch.device, operators: CpuOperators | None) -> _Ready:
         module = read_model(self.folder, self.config, self.model_config, plan.activations)

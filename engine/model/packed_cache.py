@@ -15,11 +15,21 @@ from typing import cast
 
 import torch
 import transformers
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from torch import nn
 from transformers import PreTrainedModel
 
-from engine.model import fused_layers, fusion, int8, linear, merging, packing, preparation, tensor_file
+from engine.model import (
+    fused_layers,
+    fusion,
+    int8,
+    kv_cache,
+    linear,
+    merging,
+    packing,
+    preparation,
+    tensor_file,
+)
 from engine.model.cpu_ops.build import CpuOperators
 from engine.model.fusion import restore_fused_layers
 from engine.model.merging import merge_groups
@@ -31,7 +41,8 @@ from engine.model.weight_cache import WeightCache
 logger = logging.getLogger(__name__)
 
 # What decides how a packed model looks. A change of any of them makes all entries anew.
-_SOURCES = (fused_layers, fusion, int8, linear, merging, packing, preparation, tensor_file)
+_MODULES = (fused_layers, fusion, int8, kv_cache, linear, merging, packing, preparation, tensor_file)
+_SOURCES = (Path(__file__), *(Path(cast("str", module.__file__)) for module in _MODULES))
 _MODEL_FILES = (".safetensors", ".bin", ".json", ".py")
 _INDEX, _TENSORS = "index.json", "tensors.bin"
 
@@ -58,7 +69,7 @@ def packed_key(model: str, folder: Path, dtype: str, operators: CpuOperators | N
     name = re.sub(r"[^\w.-]+", "-", Path(model).name)
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
     parts = [dtype, str(operators is not None), torch.__version__, transformers.__version__]
-    parts += [Path(cast("str", source.__file__)).read_text("utf-8") for source in _SOURCES]
+    parts += [source.read_text("utf-8") for source in _SOURCES]
     for file in sorted(folder.iterdir()):
         if file.suffix in _MODEL_FILES:
             status = file.stat()
@@ -98,10 +109,10 @@ class PackedCache:
         """
         entry = self._cache.folder / key
         try:
-            index = _INDEX_ADAPTER.validate_json((entry / _INDEX).read_bytes())
+            index = _read_index(entry / _INDEX)
             with closing(TensorFile(entry / _TENSORS, index.tensors)) as file:
                 _restore(module, index.recipe, file, packer, operators)
-        except (OSError, ValidationError, DamagedFile) as error:
+        except (OSError, DamagedFile) as error:
             logger.warning("the packed weights in %s cannot be used and are made anew: %s", entry, error)
             self._remove(key)
             return None
@@ -121,7 +132,7 @@ class PackedCache:
 
         def write(folder: Path) -> None:
             tensors = write_tensors(folder / _TENSORS, _tensors(module, recipe))
-            (folder / _INDEX).write_bytes(_INDEX_ADAPTER.dump_json(_Index(recipe, tensors)))
+            _write_index(folder / _INDEX, _Index(recipe, tensors))
 
         try:
             entry = self._cache.put(key, write)
@@ -142,6 +153,19 @@ class PackedCache:
             self._cache.drop(key)
         except OSError as error:
             logger.warning("%s cannot be removed: %s", self._cache.folder / key, error)
+
+
+def _write_index(path: Path, index: _Index) -> None:
+    """One line with the checksum of the next, which is the index."""
+    data = _INDEX_ADAPTER.dump_json(index)
+    path.write_bytes(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
+
+
+def _read_index(path: Path) -> _Index:
+    checksum, _, data = path.read_bytes().partition(b"\n")
+    if hashlib.sha256(data).hexdigest().encode() != checksum:
+        raise DamagedFile(f"{path} is damaged")
+    return _INDEX_ADAPTER.validate_json(data)
 
 
 def _tensors(module: nn.Module, recipe: Recipe) -> Iterator[tuple[str, torch.Tensor]]:

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.config import ModelConfig
-from engine.model import loader
+from engine.model import loader, packed_cache
 from engine.model.attention.choice import choose_backend
 from engine.model.input_batch import SequenceSlice
 from engine.model.kv_cache import PagedKVCache
@@ -159,10 +159,9 @@ def flip(entry: Path) -> None:
     tensors.write_bytes(content)
 
 
-def forget_a_tensor(entry: Path) -> None:
-    index = json.loads((entry / "index.json").read_text())
-    index["tensors"] = [tensor for tensor in index["tensors"] if "input_layernorm" not in tensor["name"]]
-    (entry / "index.json").write_text(json.dumps(index))
+def change_a_number(entry: Path) -> None:
+    index = entry / "index.json"
+    index.write_text(index.read_text().replace('"eps":', '"eps":1', 1))
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -171,7 +170,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "tensors gone": lambda entry: (entry / "tensors.bin").unlink(),
     "index gone": lambda entry: (entry / "index.json").unlink(),
     "index broken": lambda entry: (entry / "index.json").write_text('{"recipe": 1}'),
-    "a tensor gone": forget_a_tensor,
+    "a number in the index": change_a_number,
     "empty": lambda entry: list(map(Path.unlink, entry.iterdir())),
 }
 
@@ -185,6 +184,28 @@ def test_a_damaged_entry_is_made_anew(kind: str, machine: Machine, caplog: pytes
     caplog.clear()
     assert torch.equal(logits(machine.load()), expected)
     assert caplog.text == ""
+
+
+def test_a_model_with_a_tensor_that_was_not_kept_is_made_anew(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    every = packed_cache._tensors
+    monkeypatch.setattr(
+        packed_cache,
+        "_tensors",
+        lambda *args: (entry for entry in every(*args) if "inv_freq" not in entry[0]),
+    )
+    expected = logits(machine.load())
+    assert torch.equal(logits(machine.load()), expected)
+    assert "model.rotary_emb.inv_freq is not there" in caplog.text
+
+
+def test_a_model_with_code_of_its_own_is_not_kept(machine: Machine) -> None:
+    config = machine.folder / "config.json"
+    fields = {**json.loads(config.read_text()), "auto_map": {"AutoTokenizer": ["x.Y", None]}}
+    config.write_text(json.dumps(fields))
+    machine.load()
+    assert machine.entries == []
 
 
 def test_a_full_disk_costs_the_entry_alone(
