@@ -27,6 +27,7 @@ class ModelInfo:
         max_draft_tokens: Draft nodes per step that the server was set to; 0 without speculation.
         has_chat_template: Whether chat requests can be served.
         acceptance: Which acceptance rules requests may ask for.
+        weights: Type of the model's weights: float32, float16, bfloat16 or int8.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ModelInfo:
     method: str
     max_draft_tokens: int
     has_chat_template: bool
+    weights: str
     acceptance: AcceptancePolicy = ANY_LOSSLESS
 
 

@@ -14,9 +14,8 @@ from engine.sampling_params import MAX_DRAFT_TOKENS, Acceptance
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
-DType = Literal["auto", "float32", "float16", "bfloat16"]
-LinearWeights = Literal["auto", "plain", "packed-fp16", "packed-int8"]
 AcceptanceName = Literal["match", "rejection", "block", "typical"]
+DType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 
 
 class Section(BaseModel):
@@ -31,14 +30,11 @@ class ModelConfig(Section):
     model: str = Field(DEFAULT_MODEL, description="Catalog name, hub id, local folder or GGUF file.")
     revision: str | None = Field(None, description="Branch, tag or commit on the model hub.")
     dtype: DType = Field(
-        "auto", description="Type of the activations; auto: float32 on CPU, bfloat16 on GPU."
+        "auto",
+        description="Type that weights are held in; auto: on a CPU int8, or float16 without C++ operators; "
+        "bfloat16 on a GPU.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    linear_weights: LinearWeights = Field(
-        "auto",
-        description="How linear layers hold weights; auto: on a CPU packed-int8, packed-fp16 without C++ "
-        "operators, else plain.",
-    )
     max_model_len: int | None = Field(
         None, ge=2, description="Tokens that prompt and answer share; default: the model's own limit."
     )
@@ -46,8 +42,8 @@ class ModelConfig(Section):
     chat_template: Path | None = Field(None, description="File with a Jinja chat template to use instead.")
     cache_dir: Path | None = Field(
         None,
-        description="Where converted weights and downloads are kept; default: ~/.cache/outrider, and the "
-        "hub's own cache for what comes from there.",
+        description="Where converted and packed weights and downloads are kept; default: ~/.cache/outrider, "
+        "and the hub's own cache for what comes from there.",
     )
     offline: bool = Field(False, description="Never touch the network.")
 

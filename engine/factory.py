@@ -143,4 +143,5 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         max_draft_tokens=config.speculation.num_draft_tokens,
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
         acceptance=config.speculation.policy,
+        weights=target.weights,
     )

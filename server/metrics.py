@@ -85,9 +85,12 @@ class Metrics:
         method: The speculation method the engine was built with; a label of all the engine's metrics.
         max_draft_tokens: Draft nodes per step that the server was set to. Acceptance is counted per draft
             position up to it; what a request asked beyond shares the last one, labelled "N+".
+        weights: Type of the model's weights.
     """
 
-    def __init__(self, *, model_name: str, method: str = "none", max_draft_tokens: int = 0) -> None:
+    def __init__(
+        self, *, model_name: str, method: str = "none", max_draft_tokens: int = 0, weights: str = ""
+    ) -> None:
         # A creation time beside every counter lengthens the scrape and tells nobody anything.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
@@ -100,6 +103,8 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         build = Info("outrider_build", "What runs here.", registry=self.registry)
         build.info({"version": __version__, "python": platform.python_version()})
+        model = Info("outrider_model", "The model that is served.", registry=self.registry)
+        model.info({"model_name": model_name, "weights": weights})
 
     def _add_load(self, family: _EngineFamily) -> None:
         self._running = family.gauge("num_requests_running", "Requests in the running batch.")

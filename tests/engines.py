@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from engine.config import (
     CacheConfig,
     DraftModelSpeculation,
+    DType,
     EngineConfig,
     NgramSpeculation,
     NoSpeculation,
@@ -25,14 +26,25 @@ METHODS = ("ngram", "draft_model")
 
 
 def load_tiny(
-    arch: str = "llama", seed: int = 0, *, max_model_len: int = 128, noise: float = 0.0, **config: Any
+    arch: str = "llama",
+    seed: int = 0,
+    *,
+    max_model_len: int = 128,
+    noise: float = 0.0,
+    dtype: DType | None = None,
+    **config: Any,
 ) -> LoadedModel:
     """A tiny model as the loader would hand it out; noise moves its weights, for drafts that often agree."""
     module = tiny_model(arch, seed, **config)
     if noise:
         add_noise(module, noise)
     return wrap_model(
-        module, byte_tokenizer(), name="tiny", max_model_len=max_model_len, operators=operators()
+        module,
+        byte_tokenizer(),
+        name="tiny",
+        max_model_len=max_model_len,
+        dtype=dtype,
+        operators=operators(),
     )
 
 

@@ -83,6 +83,7 @@ class FakeEngine:
             method="ngram",
             max_draft_tokens=self.drafted_per_step,
             has_chat_template=True,
+            weights="int8",
         )
 
     async def generate(

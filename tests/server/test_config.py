@@ -39,7 +39,6 @@ def test_flags_win_over_environment_over_file(yaml_file: Path) -> None:
 def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> None:
     samples = {
         "dtype": "bfloat16",
-        "linear_weights": "plain",
         "log_level": "debug",
         "root_path": "/llm",
         "speculation": "draft_model",

@@ -42,7 +42,10 @@ def test_a_fresh_server_shows_zeros_and_no_nan() -> None:
     ours = {key: number for key, number in fresh.items() if key[0].startswith("outrider_")}
     assert len(ours) > 100
     assert not [key for key, number in fresh.items() if math.isnan(number)]
-    assert {name for (name, _), number in ours.items() if number != 0} == {"outrider_build_info"}
+    assert {name for (name, _), number in ours.items() if number != 0} == {
+        "outrider_build_info",
+        "outrider_model_info",
+    }
 
 
 def test_the_names_are_the_ones_readers_know() -> None:
@@ -67,7 +70,9 @@ def test_the_names_are_the_ones_readers_know() -> None:
 
 def test_engine_series_carry_the_method_and_the_served_name() -> None:
     for name, labels in series_of(make_metrics()):
-        if name.startswith("outrider_") and not name.startswith(("outrider_http_", "outrider_build_")):
+        if name.startswith("outrider_") and not name.startswith(
+            ("outrider_http_", "outrider_build_", "outrider_model_")
+        ):
             assert {("method", "ngram"), ("model_name", "tiny")} <= labels, name
 
 
