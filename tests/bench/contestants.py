@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -100,7 +101,7 @@ class ChildContestant:
         process: The child, which has said that it is ready.
     """
 
-    def __init__(self, name: str, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]") -> None:
         self.name = name
         self._process = process
 
@@ -110,7 +111,7 @@ class ChildContestant:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        stdin.write(json.dumps({"prompts": texts, "tokens": tokens}) + "\n")
+        stdin.write(json.dumps({"prompts": texts, "tokens": tokens}).encode() + b"\n")
         stdin.flush()
         line = stdout.readline()
         if not line:
@@ -165,7 +166,6 @@ def child(name: str, engine: str, python: str, model: Path, threads: int) -> Ite
         env=os.environ | {"OMP_NUM_THREADS": str(threads)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
         start_new_session=True,
     )
     try:
@@ -183,8 +183,6 @@ def own_python() -> str:
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

@@ -7,6 +7,7 @@ It runs under the Python that has the engine, so it imports nothing of this proj
 token, the seconds in all, and the tokens that were written.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -72,7 +73,7 @@ def transformers(path: str, threads: int) -> Callable[[Question], Answer]:
 
 def openvino(path: str, threads: int) -> Callable[[Question], Answer]:
     """OpenVINO GenAI, one prompt at a time."""
-    import openvino_genai as genai
+    genai = importlib.import_module("openvino_genai")
 
     pipe = genai.LLMPipeline(path, "CPU", INFERENCE_NUM_THREADS=threads)
     tokenizer = pipe.get_tokenizer()
@@ -93,7 +94,7 @@ def openvino(path: str, threads: int) -> Callable[[Question], Answer]:
 
 def openvino_batch(path: str, threads: int) -> Callable[[Question], Answer]:
     """OpenVINO GenAI's continuous batching."""
-    import openvino_genai as genai
+    genai = importlib.import_module("openvino_genai")
 
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 2
