@@ -89,5 +89,16 @@ class EngineClient(Protocol):
     def subscribe(self, listener: StatsListener) -> None:
         """Calls `listener` with the statistics of every step, on the engine's own thread."""
 
+    async def trace(self, num_steps: int) -> bytes:
+        """Traces the next steps, operator by operator, and waits for them.
+
+        Returns:
+            A trace in Chrome's JSON format, with a region for each part of a step.
+
+        Raises:
+            InvalidRequest: Another trace is being made.
+            EngineDead: The engine loop has ended.
+        """
+
     def health(self) -> EngineHealth:
         """Whether the engine loop lives."""

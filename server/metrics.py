@@ -24,7 +24,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import choose_encoder
 
-from engine.outputs import FinishReason, StepStats
+from engine.outputs import FinishReason, StepPart, StepStats
 from server import __version__
 
 OTHER = "other"
@@ -184,6 +184,9 @@ class Metrics:
         self._sample = family.histogram(
             "sample_seconds", "Time a step spent choosing and verifying tokens.", STEP_BUCKETS
         )
+        self._parts = family.counters(
+            "step_seconds", "Time spent in steps, by the part of a step.", "part", list(StepPart)
+        )
 
     def _add_http(self) -> None:
         self._http_routes: set[tuple[str, str]] = set()
@@ -273,10 +276,12 @@ class Metrics:
             self._accepted_length.observe(length)
             for position in range(length):
                 self._accepted_at[self._positions[min(position, self._max_draft_tokens)]].inc()
+        for part, seconds in stats.part_seconds.items():
+            self._parts[part].inc(seconds)
         if stats.num_target_forwards:
-            self._propose.observe(stats.propose_seconds)
-            self._forward.observe(stats.forward_seconds)
-            self._sample.observe(stats.sample_seconds)
+            self._propose.observe(stats.part_seconds.get(StepPart.PROPOSE, 0.0))
+            self._forward.observe(stats.part_seconds.get(StepPart.FORWARD, 0.0))
+            self._sample.observe(stats.part_seconds.get(StepPart.SAMPLE, 0.0))
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The scrape and its content type, in the format the Accept header prefers."""

@@ -42,6 +42,7 @@ def serve(loaded: LoadedConfig) -> None:
             max_body_bytes=int(http.max_body_mb * 2**20),
             max_logprobs=http.max_logprobs,
             max_choices=http.max_choices,
+            profiling=http.profiling,
         )
         app = create_app(engine, settings, metrics)
 

@@ -25,15 +25,15 @@ ENGINE_LAYERS = (
     ("core", "model", "sampling"),
     ("tokenizer",),
     ("detokenizer",),
-    ("speculation", "output_processor", "admission", "prompt_logprobs", "step_recorder"),
-    ("drafting",),
+    ("speculation", "output_processor", "admission", "prompt_logprobs", "step_recorder", "step_timer"),
+    ("drafting", "profiler"),
     ("engine_core",),
     ("async_engine", "factory"),
     ("llm",),
 )
 # The same for the benchmark, which is a client: of the rest it knows the settings and nothing of the serving.
 BENCH_LAYERS = (
-    ("statistics", "prompts", "font", "local"),
+    ("statistics", "prompts", "font", "local", "parts"),
     ("asking", "records", "png"),
     ("client", "plan", "progress", "chart"),
     ("load",),

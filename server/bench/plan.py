@@ -59,6 +59,8 @@ class Plan:
         json: File for all figures.
         plot: File for a picture.
         quiet: No progress bar.
+        profile: File for a trace of some steps.
+        profile_steps: How many.
     """
 
     url: str | None
@@ -74,6 +76,8 @@ class Plan:
     json: Path | None
     plot: Path | None
     quiet: bool
+    profile: Path | None = None
+    profile_steps: int = 8
 
     @property
     def compares(self) -> bool:
@@ -122,9 +126,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--timeout", type=_positive, default=600.0, metavar="S", help="without a sign (default: 600)"
     )
+    _add_output_flags(parser)
+
+
+def _add_output_flags(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("Output")
     output.add_argument("--json", type=Path, metavar="FILE", help="every request and all figures")
     output.add_argument("--plot", type=Path, metavar="FILE.png", help="a picture of the figures")
+    output.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE.json",
+        help="a trace of some more steps, made after the measuring; open it with ui.perfetto.dev",
+    )
+    output.add_argument(
+        "--profile-steps", type=_whole, default=8, metavar="N", help="how many are traced (default: 8)"
+    )
     output.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
@@ -166,6 +183,8 @@ def read_plan(args: argparse.Namespace) -> Plan:
         json=args.json,
         plot=args.plot,
         quiet=args.quiet,
+        profile=args.profile,
+        profile_steps=args.profile_steps,
     )
     for prompt in plan.prompts:
         make_question(prompt, 0, plan.wishes)
