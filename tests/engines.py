@@ -12,6 +12,8 @@ from engine.config import (
     NgramSpeculation,
     NoSpeculation,
     SchedulerConfig,
+    SpeculationConfig,
+    SuffixSpeculation,
 )
 from engine.factory import assemble
 from engine.llm import LLM
@@ -21,7 +23,7 @@ from engine.speculation.base import Speculator
 from tests.operators import operators
 from tests.tiny import byte_tokenizer, tiny_model
 
-METHODS = ("ngram", "draft_model")
+METHODS = ("ngram", "suffix", "draft_model")
 
 
 def load_tiny(
@@ -58,9 +60,11 @@ def build_llm(
     block_size: int = 4,
 ) -> LLM:
     """An engine with room to spare; tests make it small where they need it small."""
-    speculation: NoSpeculation | NgramSpeculation | DraftModelSpeculation = NoSpeculation()
+    speculation: SpeculationConfig = NoSpeculation()
     if method == "ngram":
         speculation = NgramSpeculation(num_draft_tokens=num_draft_tokens, ngram_min=1)
+    elif method == "suffix":
+        speculation = SuffixSpeculation(num_draft_tokens=num_draft_tokens, suffix_share=True)
     elif method == "draft_model":
         speculation = DraftModelSpeculation(draft_model="tiny", num_draft_tokens=num_draft_tokens)
         draft = draft or load_tiny(noise=0.1)
