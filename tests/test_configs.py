@@ -13,7 +13,7 @@ SAMPLES = sorted(CONFIGS.glob("*.yaml"))
 
 
 def test_there_are_samples() -> None:
-    assert {"default.yaml", "ngram.yaml", "draft-model.yaml"} <= {path.name for path in SAMPLES}
+    assert {"default.yaml", "ngram.yaml", "suffix.yaml", "draft-model.yaml"} <= {path.name for path in SAMPLES}
     assert {path.suffix for path in CONFIGS.iterdir()} == {".yaml"}
 
 
@@ -50,7 +50,8 @@ def test_what_the_default_sample_comments_out_can_be_switched_on() -> None:
         if OPTIONS.choice.default in option.variants:
             assert option.default.split()[0] == str(value), name
         draft = {"draft_model": "x"} if option.variants == ("draft_model",) else {}
-        load_config({**draft, name: value}, {})
+        method = {"speculation": "suffix"} if option.variants == ("suffix",) else {}
+        load_config({**draft, **method, name: value}, {})
 
 
 def test_the_default_sample_leaves_the_method_to_a_flag() -> None:
