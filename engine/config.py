@@ -137,18 +137,48 @@ class DraftingSection(Section):
 
 
 class NgramSpeculation(DraftingSection):
-    """Prompt lookup (Saxena 2023): the text that followed the last n-gram the last time it occurred."""
+    """Prompt lookup (Saxena 2023): the text that followed the last tokens the last time they occurred."""
 
     method: Literal["ngram"] = "ngram"
-    num_draft_tokens: int = Field(5, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step.")
-    ngram_max: int = Field(3, ge=1, le=32, description="Longest n-gram looked up.")
-    ngram_min: int = Field(2, ge=1, le=32, description="Shortest n-gram looked up.")
+    num_draft_tokens: int = Field(
+        15, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step, at most; fewer where lookups fail."
+    )
+    ngram_max: int = Field(
+        3, ge=1, le=32, description="Longest n-gram indexed; longer matches are found by it, too."
+    )
+    ngram_min: int = Field(1, ge=1, le=32, description="Shortest match.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.ngram_min > self.ngram_max:
             raise ValueError(f"ngram_min ({self.ngram_min}) must not exceed ngram_max ({self.ngram_max})")
         return self
+
+
+class SuffixSpeculation(DraftingSection):
+    """Suffix decoding (Oliaro et al. 2024): what followed before, by counts, here or in earlier answers."""
+
+    method: Literal["suffix"] = "suffix"
+    num_draft_tokens: int = Field(
+        15, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step, at most; fewer where they fail."
+    )
+    suffix_max_depth: int = Field(64, ge=1, le=256, description="Tokens of a match that count, at most.")
+    suffix_factor: float = Field(
+        4.0, gt=0, description="Draft tokens in a row that a match warrants per token of its length."
+    )
+    suffix_min_probability: float = Field(
+        0.1, ge=0, le=1, description="Continuations estimated to be less likely are not drafted."
+    )
+    suffix_tree: bool = Field(True, description="Draft several continuations; else the likeliest alone.")
+    suffix_share: bool = Field(
+        False, description="Draft from the answers to earlier requests of the same API key, too."
+    )
+    suffix_max_cached_requests: int = Field(
+        1000, ge=1, description="With suffix_share: answers kept; the oldest make room."
+    )
+    suffix_max_cached_tokens: int = Field(
+        100_000, ge=2, description="With suffix_share: tokens kept, of about 300 bytes each."
+    )
 
 
 class DraftModelSpeculation(DraftingSection):
@@ -166,7 +196,8 @@ class DraftModelSpeculation(DraftingSection):
 
 
 SpeculationConfig = Annotated[
-    NoSpeculation | NgramSpeculation | DraftModelSpeculation, Field(discriminator="method")
+    NoSpeculation | NgramSpeculation | SuffixSpeculation | DraftModelSpeculation,
+    Field(discriminator="method"),
 ]
 
 

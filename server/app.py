@@ -27,6 +27,7 @@ from server.routes.generation import generation_router
 from server.routes.models import models_router
 from server.routes.probes import probes_router
 from server.routes.profile import profile_router
+from server.scopes import Scopes
 from server.services.admission import Admission
 from server.services.chat import ChatService
 from server.services.completion import CompletionService
@@ -96,7 +97,10 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
     add_exception_handlers(app)
     routers = [
         generation_router(
-            CompletionService(engine, models, limits), ChatService(engine, models, limits), admission
+            CompletionService(engine, models, limits),
+            ChatService(engine, models, limits),
+            admission,
+            Scopes(),
         ),
         models_router(models),
         probes_router(admission, metrics),

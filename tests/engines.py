@@ -13,6 +13,8 @@ from engine.config import (
     NgramSpeculation,
     NoSpeculation,
     SchedulerConfig,
+    SpeculationConfig,
+    SuffixSpeculation,
 )
 from engine.factory import assemble
 from engine.llm import LLM
@@ -22,7 +24,7 @@ from engine.speculation.base import Speculator
 from tests.operators import operators
 from tests.tiny import byte_tokenizer, tiny_model
 
-METHODS = ("ngram", "draft_model")
+METHODS = ("ngram", "suffix", "draft_model")
 
 
 def load_tiny(
@@ -71,10 +73,14 @@ def build_llm(
     allow_lossy: bool = False,
 ) -> LLM:
     """An engine with room to spare; tests make it small where they need it small."""
-    speculation: NoSpeculation | NgramSpeculation | DraftModelSpeculation = NoSpeculation()
+    speculation: SpeculationConfig = NoSpeculation()
     if method == "ngram":
         speculation = NgramSpeculation(
             num_draft_tokens=num_draft_tokens, ngram_min=1, allow_lossy=allow_lossy
+        )
+    elif method == "suffix":
+        speculation = SuffixSpeculation(
+            num_draft_tokens=num_draft_tokens, suffix_share=True, allow_lossy=allow_lossy
         )
     elif method == "draft_model":
         speculation = DraftModelSpeculation(

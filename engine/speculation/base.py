@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.sampling_params import SamplingParams
+from engine.speculation.text_store import TextStore
 from engine.token_tree import TokenTree
 
 
@@ -19,10 +20,12 @@ class Requirements:
     Attributes:
         has_cache: It keeps key/value tensors indexed by the engine's block tables.
         max_model_len: It cannot draft behind this many tokens; None is no limit of its own.
+        text_store: Where the engine shall put the texts of requests that have ended; None is nowhere.
     """
 
     has_cache: bool = False
     max_model_len: int | None = None
+    text_store: TextStore | None = None
 
 
 @dataclass(frozen=True, slots=True)

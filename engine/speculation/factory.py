@@ -7,6 +7,7 @@ from engine.config import (
     NgramSpeculation,
     NoSpeculation,
     SpeculationConfig,
+    SuffixSpeculation,
 )
 from engine.model.attention.choice import choose_backend
 from engine.model.kv_cache import PagedKVCache
@@ -14,8 +15,11 @@ from engine.model.loader import LoadedModel, load_causal_lm
 from engine.model.model_runner import ModelRunner
 from engine.model.vocabulary import check_same_vocabulary
 from engine.speculation.base import Speculator
+from engine.speculation.continuation import GrowthRules
 from engine.speculation.draft_model import DraftModelSpeculator
 from engine.speculation.ngram import NgramSpeculator
+from engine.speculation.suffix import SuffixSpeculator
+from engine.speculation.text_store import TextStore
 
 
 def load_draft(
@@ -47,7 +51,7 @@ def load_draft(
             )
             check_same_vocabulary(target, draft)
             return draft
-        case NoSpeculation() | NgramSpeculation():
+        case NoSpeculation() | NgramSpeculation() | SuffixSpeculation():
             return None
 
 
@@ -67,6 +71,8 @@ def build_speculator(
             return None
         case NgramSpeculation(ngram_min=ngram_min, ngram_max=ngram_max):
             return NgramSpeculator(ngram_min, ngram_max, target.eos_token_ids)
+        case SuffixSpeculation() as suffix:
+            return _suffix_speculator(suffix, target.eos_token_ids)
         case DraftModelSpeculation():
             assert draft is not None, "load_draft gives a draft model for this method"
             cache = PagedKVCache(draft.layers, num_blocks, config.cache.block_size, draft.dtype, draft.device)
@@ -76,3 +82,11 @@ def build_speculator(
                 max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
                 eos_token_ids=target.eos_token_ids,
             )
+
+
+def _suffix_speculator(config: SuffixSpeculation, eos_token_ids: frozenset[int]) -> SuffixSpeculator:
+    store = None
+    if config.suffix_share:
+        store = TextStore(config.suffix_max_cached_requests, config.suffix_max_cached_tokens)
+    rules = GrowthRules(config.suffix_factor, config.suffix_min_probability, config.suffix_tree)
+    return SuffixSpeculator(rules, config.suffix_max_depth, eos_token_ids, store)
