@@ -4,16 +4,22 @@ Every field's description is what `outrider serve --help` prints. Field names ar
 sections, so a flat file, environment variables and flags can all name them without a prefix.
 """
 
+import re
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from engine.sampling_params import MAX_DRAFT_TOKENS
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
+DraftSampling = Literal["coupled", "greedy"]
+SiblingSampling = Literal["without_replacement", "with_replacement"]
 LinearWeights = Literal["auto", "plain", "packed-fp16", "packed-int8"]
 
 
@@ -117,13 +123,160 @@ class NgramSpeculation(Section):
         return self
 
 
+class StaticTree(Section):
+    """Every node at a depth has the same number of children (SpecInfer, Miao et al. 2023).
+
+    The widths 3, 2, 1 are 3 nodes below the root, 2 below each of those, 1 below each of those: 3 + 6 + 6.
+    """
+
+    shape: Literal["static"] = "static"
+    widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole tree."""
+        return sum(accumulate(self.widths, mul))
+
+    @property
+    def branches(self) -> bool:
+        """Whether it is more than a chain."""
+        return max(self.widths) > 1
+
+    @model_validator(mode="after")
+    def _small_enough(self) -> Self:
+        if self.num_nodes > MAX_DRAFT_TOKENS:
+            raise ValueError(
+                f"the tree's widths {list(self.widths)} make {self.num_nodes} nodes, but a tree holds at most "
+                f"{MAX_DRAFT_TOKENS}: each width counts the children of every node"
+            )
+        return self
+
+
+class SequoiaTree(Section):
+    """The best shape for the acceptance by rank that is measured while serving (Chen et al. 2024)."""
+
+    shape: Literal["sequoia"] = "sequoia"
+    max_nodes: int = Field(16, ge=1, le=MAX_DRAFT_TOKENS)
+    max_depth: int = Field(8, ge=1, le=MAX_DRAFT_TOKENS)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole tree."""
+        return self.max_nodes
+
+    @property
+    def branches(self) -> bool:
+        """It may."""
+        return self.max_nodes > 1
+
+
+class DynamicTree(Section):
+    """The nodes that the draft model finds likeliest (EAGLE-2, Li et al. 2024)."""
+
+    shape: Literal["dynamic"] = "dynamic"
+    max_nodes: int = Field(16, ge=1, le=MAX_DRAFT_TOKENS)
+    max_depth: int = Field(6, ge=1, le=MAX_DRAFT_TOKENS)
+    top_k: int = Field(4, ge=1, le=MAX_DRAFT_TOKENS)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole tree."""
+        return self.max_nodes
+
+    @property
+    def branches(self) -> bool:
+        """It may."""
+        return self.max_nodes > 1
+
+
+TreeConfig = Annotated[StaticTree | SequoiaTree | DynamicTree, Field(discriminator="shape")]
+
+
 class DraftModelSpeculation(Section):
     """A smaller model of the same vocabulary drafts (Leviathan et al. 2023, Chen et al. 2023)."""
 
     method: Literal["draft_model"] = "draft_model"
     draft_model: str = Field(description="Catalog name, hub id, local folder or GGUF file of the draft.")
     draft_revision: str | None = Field(None, description="The draft's branch, tag or commit on the hub.")
-    num_draft_tokens: int = Field(4, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step.")
+    extra_draft_models: tuple[str, ...] = Field(
+        (),
+        description="More draft models, separated by commas: each drafts beside the first, and the target "
+        "checks all in one tree.",
+    )
+    num_draft_tokens: int = Field(
+        4, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step of each draft model, without a tree."
+    )
+    tree: TreeConfig | None = Field(
+        None,
+        description="Draft trees instead of chains: children of each node by depth, such as 3,2,1,1; or "
+        "sequoia, a shape from measured acceptance; or dynamic, by the draft's probabilities; or a mapping "
+        "such as {shape: dynamic, max_nodes: 16, max_depth: 6, top_k: 4}.",
+    )
+    draft_sampling: DraftSampling = Field(
+        "coupled",
+        description="How sampled requests are drafted under match: coupled, with the noise that the target "
+        "will use, or greedy.",
+    )
+    sibling_sampling: SiblingSampling = Field(
+        "without_replacement", description="How a tree's siblings are drawn under rejection."
+    )
+
+    @property
+    def max_nodes(self) -> int:
+        """Draft nodes per step, of all draft models together."""
+        nodes = self.num_draft_tokens if self.tree is None else self.tree.num_nodes
+        return nodes * (1 + len(self.extra_draft_models))
+
+    @property
+    def branches(self) -> bool:
+        """Whether nodes may have siblings."""
+        return bool(self.extra_draft_models) or (self.tree is not None and self.tree.branches)
+
+    @field_validator("extra_draft_models", mode="before")
+    @classmethod
+    def _read_list(cls, value: object) -> object:
+        return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("tree", mode="before")
+    @classmethod
+    def _read_tree(cls, value: object) -> object:
+        return read_tree(value)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        models = [self.draft_model, *self.extra_draft_models]
+        twice = [model for model in self.extra_draft_models if models.count(model) > 1]
+        if twice:
+            raise ValueError(f"extra_draft_models: {twice[0]} drafts already; name each draft model once")
+        if self.tree is not None and "num_draft_tokens" in self.model_fields_set:
+            raise ValueError(
+                "num_draft_tokens is the length of a chain, but tree is set: leave one of them out"
+            )
+        if self.max_nodes > MAX_DRAFT_TOKENS:
+            raise ValueError(
+                f"extra_draft_models make {self.max_nodes} draft nodes per step, but a tree holds at most "
+                f"{MAX_DRAFT_TOKENS}: set a smaller tree or num_draft_tokens"
+            )
+        return self
+
+
+def read_tree(value: object) -> object:
+    """The short forms of a tree, as files, variables and flags hold them, in their long form."""
+    if isinstance(value, str):
+        try:
+            parsed: object = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"must be widths, a shape or a mapping, got {value!r}") from error
+        if isinstance(parsed, str) and re.fullmatch(r"\d+(\s*,\s*\d+)*", parsed):
+            parsed = parsed.split(",")
+        value = parsed
+    if isinstance(value, int):
+        value = [value]
+    if isinstance(value, list | tuple):
+        return {"shape": "static", "widths": value}
+    if isinstance(value, str):
+        return {"shape": value}
+    return value
 
 
 SpeculationConfig = Annotated[

@@ -56,17 +56,21 @@ def build_llm(
     max_num_batched_tokens: int = 256,
     prefix_caching: bool = True,
     block_size: int = 4,
+    tree: object = None,
 ) -> LLM:
     """An engine with room to spare; tests make it small where they need it small."""
     speculation: NoSpeculation | NgramSpeculation | DraftModelSpeculation = NoSpeculation()
+    drafts = []
     if method == "ngram":
         speculation = NgramSpeculation(num_draft_tokens=num_draft_tokens, ngram_min=1)
     elif method == "draft_model":
-        speculation = DraftModelSpeculation(draft_model="tiny", num_draft_tokens=num_draft_tokens)
-        draft = draft or load_tiny(noise=0.1)
+        speculation = DraftModelSpeculation.model_validate(
+            {"draft_model": "tiny"} | ({"tree": tree} if tree else {"num_draft_tokens": num_draft_tokens})
+        )
+        drafts = [draft or load_tiny(noise=0.1)]
     config = EngineConfig(
         cache=CacheConfig(block_size=block_size, num_kv_blocks=num_kv_blocks, prefix_caching=prefix_caching),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
         speculation=speculation,
     )
-    return LLM(assemble(config, target or load_tiny(), draft, speculator))
+    return LLM(assemble(config, target or load_tiny(), drafts, speculator))
