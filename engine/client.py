@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
 from engine.outputs import RequestOutput, StepStats
 from engine.sampling_params import SamplingParams
 
@@ -25,6 +26,7 @@ class ModelInfo:
         method: The speculation method's name, "none" without one.
         max_draft_tokens: Draft nodes per step that the server was set to; 0 without speculation.
         has_chat_template: Whether chat requests can be served.
+        acceptance: Which acceptance rules requests may ask for.
     """
 
     name: str
@@ -33,6 +35,7 @@ class ModelInfo:
     method: str
     max_draft_tokens: int
     has_chat_template: bool
+    acceptance: AcceptancePolicy = ANY_LOSSLESS
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,14 @@ Every field's description is what `outrider serve --help` prints. Field names ar
 sections, so a flat file, environment variables and flags can all name them without a prefix.
 """
 
-import re
-from itertools import accumulate
-from operator import mul
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from engine.sampling_params import MAX_DRAFT_TOKENS
+from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy, DraftTraits
+from engine.sampling_params import MAX_DRAFT_TOKENS, Acceptance
+from engine.tree_config import TreeConfig, read_tree
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -21,6 +19,7 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 DraftSampling = Literal["coupled", "greedy"]
 SiblingSampling = Literal["without_replacement", "with_replacement"]
 LinearWeights = Literal["auto", "plain", "packed-fp16", "packed-int8"]
+AcceptanceName = Literal["match", "rejection", "block", "typical"]
 
 
 class Section(BaseModel):
@@ -107,8 +106,44 @@ class NoSpeculation(Section):
         """None are drafted."""
         return 0
 
+    @property
+    def policy(self) -> AcceptancePolicy:
+        """Nothing is drafted, so that any lossless rule holds."""
+        return ANY_LOSSLESS
 
-class NgramSpeculation(Section):
+
+class DraftingSection(Section):
+    """What all methods that draft have in common."""
+
+    method: str
+    acceptance: AcceptanceName = Field(
+        "match",
+        description="Rule for requests that name none; rejection and block need a method that can draw its "
+        "drafts, typical is lossy and needs allow_lossy.",
+    )
+    allow_lossy: bool = Field(
+        False, description="Let requests ask for typical acceptance, which changes what the model says."
+    )
+
+    @property
+    def traits(self) -> DraftTraits:
+        """What the method, as it is set up, can propose."""
+        return DraftTraits()
+
+    @property
+    def policy(self) -> AcceptancePolicy:
+        """Which rules requests may ask for."""
+        return AcceptancePolicy(self.method, self.traits, Acceptance(self.acceptance), self.allow_lossy)
+
+    @model_validator(mode="after")
+    def _legal_acceptance(self) -> Self:
+        reason = self.policy.refusal(Acceptance(self.acceptance))
+        if reason is not None:
+            raise ValueError(f"acceptance cannot be {self.acceptance}: {reason}")
+        return self
+
+
+class NgramSpeculation(DraftingSection):
     """Prompt lookup (Saxena 2023): the text that followed the last n-gram the last time it occurred."""
 
     method: Literal["ngram"] = "ngram"
@@ -123,76 +158,7 @@ class NgramSpeculation(Section):
         return self
 
 
-class StaticTree(Section):
-    """Every node at a depth has the same number of children (SpecInfer, Miao et al. 2023).
-
-    The widths 3, 2, 1 are 3 nodes below the root, 2 below each of those, 1 below each of those: 3 + 6 + 6.
-    """
-
-    shape: Literal["static"] = "static"
-    widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of the whole tree."""
-        return sum(accumulate(self.widths, mul))
-
-    @property
-    def branches(self) -> bool:
-        """Whether it is more than a chain."""
-        return max(self.widths) > 1
-
-    @model_validator(mode="after")
-    def _small_enough(self) -> Self:
-        if self.num_nodes > MAX_DRAFT_TOKENS:
-            raise ValueError(
-                f"the tree's widths {list(self.widths)} make {self.num_nodes} nodes, but a tree holds at most "
-                f"{MAX_DRAFT_TOKENS}: each width counts the children of every node"
-            )
-        return self
-
-
-class SequoiaTree(Section):
-    """The best shape for the acceptance by rank that is measured while serving (Chen et al. 2024)."""
-
-    shape: Literal["sequoia"] = "sequoia"
-    max_nodes: int = Field(16, ge=1, le=MAX_DRAFT_TOKENS)
-    max_depth: int = Field(8, ge=1, le=MAX_DRAFT_TOKENS)
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of the whole tree."""
-        return self.max_nodes
-
-    @property
-    def branches(self) -> bool:
-        """It may."""
-        return self.max_nodes > 1
-
-
-class DynamicTree(Section):
-    """The nodes that the draft model finds likeliest (EAGLE-2, Li et al. 2024)."""
-
-    shape: Literal["dynamic"] = "dynamic"
-    max_nodes: int = Field(16, ge=1, le=MAX_DRAFT_TOKENS)
-    max_depth: int = Field(6, ge=1, le=MAX_DRAFT_TOKENS)
-    top_k: int = Field(4, ge=1, le=MAX_DRAFT_TOKENS)
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of the whole tree."""
-        return self.max_nodes
-
-    @property
-    def branches(self) -> bool:
-        """It may."""
-        return self.max_nodes > 1
-
-
-TreeConfig = Annotated[StaticTree | SequoiaTree | DynamicTree, Field(discriminator="shape")]
-
-
-class DraftModelSpeculation(Section):
+class DraftModelSpeculation(DraftingSection):
     """A smaller model of the same vocabulary drafts (Leviathan et al. 2023, Chen et al. 2023)."""
 
     method: Literal["draft_model"] = "draft_model"
@@ -206,7 +172,7 @@ class DraftModelSpeculation(Section):
     num_draft_tokens: int = Field(
         4, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step of each draft model, without a tree."
     )
-    tree: TreeConfig | None = Field(
+    tree: Annotated[TreeConfig | None, BeforeValidator(read_tree)] = Field(
         None,
         description="Draft trees instead of chains: children of each node by depth, such as 3,2,1,1; or "
         "sequoia, a shape from measured acceptance; or dynamic, by the draft's probabilities; or a mapping "
@@ -237,11 +203,6 @@ class DraftModelSpeculation(Section):
     def _read_list(cls, value: object) -> object:
         return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
-    @field_validator("tree", mode="before")
-    @classmethod
-    def _read_tree(cls, value: object) -> object:
-        return read_tree(value)
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         models = [self.draft_model, *self.extra_draft_models]
@@ -259,24 +220,15 @@ class DraftModelSpeculation(Section):
             )
         return self
 
-
-def read_tree(value: object) -> object:
-    """The short forms of a tree, as files, variables and flags hold them, in their long form."""
-    if isinstance(value, str):
-        try:
-            parsed: object = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ValueError(f"must be widths, a shape or a mapping, got {value!r}") from error
-        if isinstance(parsed, str) and re.fullmatch(r"\d+(\s*,\s*\d+)*", parsed):
-            parsed = parsed.split(",")
-        value = parsed
-    if isinstance(value, int):
-        value = [value]
-    if isinstance(value, list | tuple):
-        return {"shape": "static", "widths": value}
-    if isinstance(value, str):
-        return {"shape": value}
-    return value
+    @property
+    def traits(self) -> DraftTraits:
+        """Drawn where the rule wants it; several drafts of one tree cannot be judged by one ratio."""
+        return DraftTraits(
+            draws=True,
+            branches=self.branches,
+            selects=self.tree is not None and self.tree.selects,
+            merges=bool(self.extra_draft_models),
+        )
 
 
 SpeculationConfig = Annotated[

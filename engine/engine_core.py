@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from engine.acceptance import is_lossless
 from engine.admission import EngineLimits, admit
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
@@ -75,7 +76,9 @@ class EngineCore:
         request = admit(request_id, prompt_token_ids, params, self.limits)
         self._outputs.add(request_id, request.params, prompt_token_ids)
         self._requests[request_id] = request
-        self._records[request_id] = RequestRecord(arrival=self._clock())
+        self._records[request_id] = RequestRecord(
+            arrival=self._clock(), is_lossless=is_lossless(request.params)
+        )
         self.scheduler.add(request)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> RequestOutput | None:

@@ -18,6 +18,7 @@ from engine.model.loader import load_causal_lm
 from engine.model.memory import GIB, CacheFootprint, plan_blocks
 from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
+from engine.sampling_params import Acceptance
 from engine.speculation.base import Speculator
 from engine.speculation.factory import build_speculator, load_drafts, max_draft_nodes
 from engine.speculation.planner import Planner
@@ -89,14 +90,21 @@ def assemble(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
     )
-    limits = EngineLimits(
-        target.max_model_len, target.vocab_size, target.eos_token_ids, config.scheduler.max_num_queued
-    )
     cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, target.dtype, target.device)
     runner = ModelRunner(target.module, cache, choose_backend(target.operators), target.vocab_size)
     drafting = _drafting(config, target, drafts, speculator)
-    core = EngineCore(runner, scheduler, OutputProcessor(tokenizer), limits, drafting)
+    core = EngineCore(runner, scheduler, OutputProcessor(tokenizer), _limits(config, target), drafting)
     return Engine(core, _model_info(config, target, tokenizer), tokenizer)
+
+
+def _limits(config: EngineConfig, target: LoadedModel) -> EngineLimits:
+    return EngineLimits(
+        target.max_model_len,
+        target.vocab_size,
+        target.eos_token_ids,
+        config.scheduler.max_num_queued,
+        config.speculation.policy,
+    )
 
 
 def _drafting(
@@ -106,11 +114,17 @@ def _drafting(
         logger.info("speculation: none")
         return None
     logger.info(
-        "speculation: %s, %d draft tokens per step%s",
+        "speculation: %s, %d draft tokens per step%s, accepted by %s",
         config.speculation.method,
         max_draft_nodes(config.speculation),
         "".join(f", drafted by {draft.name} (context {draft.max_model_len})" for draft in drafts),
+        config.speculation.policy.default,
     )
+    if config.speculation.policy.allow_lossy:
+        logger.warning(
+            "allow_lossy is on: requests with typical acceptance%s do not get the model's own distribution",
+            ", the default here," if config.speculation.policy.default is Acceptance.TYPICAL else "",
+        )
     planner = Planner(
         max_draft_nodes(config.speculation),
         target.max_model_len,
@@ -128,4 +142,5 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         method=config.speculation.method,
         max_draft_tokens=max_draft_nodes(config.speculation),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+        acceptance=config.speculation.policy,
     )

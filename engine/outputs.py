@@ -95,12 +95,14 @@ class FinishedRequest:
         reason: Why.
         num_prompt_tokens, num_output_tokens: Its lengths.
         e2e_seconds: From arrival to end.
+        is_lossless: Whether its answer had the model's own law; false under typical acceptance.
     """
 
     reason: FinishReason
     num_prompt_tokens: int
     num_output_tokens: int
     e2e_seconds: float
+    is_lossless: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,12 +41,13 @@ class SpeculationParams:
     Attributes:
         enabled: False decodes this request plainly.
         num_draft_tokens: Draft nodes per step, at most MAX_DRAFT_TOKENS; None takes the server's setting.
-        acceptance: The rule that verifies this request's drafts.
+        acceptance: The rule that verifies this request's drafts; None takes the server's, which is match
+            unless it is set otherwise.
     """
 
     enabled: bool = True
     num_draft_tokens: int | None = None
-    acceptance: Acceptance = Acceptance.MATCH
+    acceptance: Acceptance | None = None
 
     def __post_init__(self) -> None:
         if self.num_draft_tokens is not None:

@@ -14,6 +14,7 @@ class RequestRecord:
         scheduled: When it first took part in a step.
         last_output: When its last tokens were committed.
         num_cached_tokens: Prompt tokens that the prefix cache supplied when it first took part.
+        is_lossless: Whether its acceptance rule keeps the model's law.
         num_steps, num_drafts, num_draft_tokens, num_accepted_tokens, num_committed_tokens: See
             SpeculationStats.
     """
@@ -22,6 +23,7 @@ class RequestRecord:
     scheduled: float | None = None
     last_output: float | None = None
     num_cached_tokens: int = 0
+    is_lossless: bool = True
     num_steps: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
@@ -95,7 +97,9 @@ class StepRecorder:
         self, record: RequestRecord, reason: FinishReason, lengths: tuple[int, int], now: float
     ) -> None:
         """Notes a request's end; lengths are those of its prompt and answer."""
-        self._finished.append(FinishedRequest(reason, lengths[0], lengths[1], now - record.arrival))
+        self._finished.append(
+            FinishedRequest(reason, *lengths, now - record.arrival, is_lossless=record.is_lossless)
+        )
 
     def build(self, num_running: int, num_waiting: int, kv_cache_usage: float) -> StepStats:
         """The step as the metrics want it."""

@@ -170,6 +170,10 @@ class Metrics:
             "spec_decode_outgrown_requests",
             "Requests that outgrew the draft's context and went on without it.",
         )
+        self._lossy = family.counter(
+            "spec_decode_lossy_requests",
+            "Requests that ended under typical acceptance, which changes what the model says.",
+        )
         self._propose = family.histogram("propose_seconds", "Time a step spent drafting.", STEP_BUCKETS)
         self._forward = family.histogram("forward_seconds", "Time of a step's target forward.", STEP_BUCKETS)
         self._sample = family.histogram(
@@ -247,6 +251,7 @@ class Metrics:
                 histogram.observe(seconds)
         for request in stats.finished:
             self._finished[request.reason].inc()
+            self._lossy.inc(not request.is_lossless)
             self._e2e.observe(request.e2e_seconds)
             self._prompt_length.observe(request.num_prompt_tokens)
             self._output_length.observe(request.num_output_tokens)

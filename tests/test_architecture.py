@@ -18,7 +18,9 @@ MAX_FUNCTION_LINES = 50
 ENGINE_LAYERS = (
     ("errors",),
     ("sampling_params", "chat_template"),
-    ("config", "outputs", "token_tree", "catalog"),
+    ("token_tree", "tree_config"),
+    ("acceptance",),
+    ("config", "outputs", "catalog"),
     ("client",),
     ("core", "model", "sampling"),
     ("tokenizer",),
@@ -43,7 +45,7 @@ BENCH_LAYERS = (
     ("command",),
 )
 SEEN_BY_BENCH = {"engine.errors", "server", "server.config", "server.options"}
-SEEN_BY_SERVER = {"errors", "config", "sampling_params", "outputs", "client", "catalog"}
+SEEN_BY_SERVER = {"errors", "acceptance", "config", "sampling_params", "outputs", "client", "catalog"}
 COMPOSITION_ROOT = "server.serve"
 # The bookkeeping and the server: testable without torch, importable in no time.
 TORCH_FREE = (

@@ -29,7 +29,7 @@ class SequenceSlice:
         token_ids: Committed tokens to compute, consecutive.
         start: Position of the first of them; everything before is in the cache.
         block_table: Block ids of the sequence, covering all slots that are written or read.
-        tree: Draft nodes that hang off the last of token_ids, or off the token before `start` if there are none.
+        tree: Draft nodes that hang off the last of token_ids, or off the token before `start` without any.
         num_cached_nodes: Leading nodes of the tree that earlier passes computed; they are in their scratch
             slots, and no token of token_ids is computed any more.
         rows: How many logits rows are wanted, counted from the slice's end: 0 for none, 1 + len(tree) for

@@ -14,8 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.sampling.noise import NoiseKey, Stream
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import Acceptance, SamplingParams
 from engine.token_tree import TokenTree
+
+# Positions are below 2**32; the depth in a block lies above them.
+_DEPTH_SHIFT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +71,17 @@ class RowGroup:
     def noise_key(self, depth: int, stream: Stream) -> NoiseKey:
         """The key of the token that follows `depth` draft tokens.
 
+        Block verification decides on a token by what the draft says behind it, so that all the noise of a
+        step's draft is spent, even where nothing came of it. There the key of a DRAFT draw names the step, by
+        the length at its start, and the depth. No other rule looks ahead.
+
         Raises:
             ValueError: The seed was not resolved.
         """
         seed = self.params.seed
         if seed is None:
             raise ValueError("the seed of a sampled request must be resolved at admission, got None")
-        return NoiseKey(seed, self.params.choice, len(self.token_ids) + depth, stream)
+        position = len(self.token_ids) + depth
+        if stream is Stream.DRAFT and self.params.speculation.acceptance is Acceptance.BLOCK:
+            position = len(self.token_ids) | (1 + depth) << _DEPTH_SHIFT
+        return NoiseKey(seed, self.params.choice, position, stream)

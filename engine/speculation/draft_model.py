@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary drafts (Leviathan et al. 2023, Chen et al. 2023; as trees: SpecInfer)."""
+"""A smaller model of the same vocabulary drafts (Leviathan et al. 2023; trees: SpecInfer, Miao et al. 2023)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ class DraftModelSpeculator:
         self._progress.pop(request_id, None)
 
     def _settle(self, requests: Sequence[DraftRequest]) -> None:
-        """Puts the last drafts' accepted nodes in line, in all layers at once, and learns from the verdicts."""
+        """Puts the last drafts' accepted nodes in line, in all layers at once, and learns from verdicts."""
         settled: dict[str, Progress] = {}
         sources: list[int] = []
         targets: list[int] = []
@@ -128,7 +128,7 @@ class DraftModelSpeculator:
             progress = self._progress.get(request.request_id)
             begin = request.num_cached_tokens if progress is None else progress.num_computed
             if request.budget > 0:
-                # The last token's row is the first level's, so it is computed again if nothing has come since.
+                # The last token's row is the first level's: it is computed again if nothing has come since.
                 yield Motion(request, min(begin, num_tokens - 1), num_tokens)
             elif begin < request.num_computed_tokens < num_tokens - 1:
                 yield Motion(request, begin, request.num_computed_tokens)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.acceptance import proposal_for
 from engine.sampling.logits import chunks
 from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, uniform_rows
-from engine.sampling_params import Acceptance, SamplingParams
+from engine.sampling_params import SamplingParams
 from engine.token_tree import Proposal
 
 STREAMS = {
@@ -37,16 +38,10 @@ class DrawingStyle:
 
     def proposal(self, params: SamplingParams) -> Proposal:
         """How a request's tokens are drawn."""
-        if params.is_greedy:
+        proposal = proposal_for(params, distinct=self.branches and not self.with_replacement)
+        if proposal is Proposal.COUPLED and not self.couples:
             return Proposal.DETERMINISTIC
-        match params.speculation.acceptance:
-            case Acceptance.REJECTION if self.branches and not self.with_replacement:
-                return Proposal.SAMPLED_DISTINCT
-            case Acceptance.REJECTION | Acceptance.BLOCK:
-                return Proposal.SAMPLED
-            case Acceptance.TYPICAL:
-                return Proposal.DETERMINISTIC
-        return Proposal.COUPLED if self.couples else Proposal.DETERMINISTIC
+        return proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +151,7 @@ def _highest(scores: torch.Tensor, count: int) -> tuple[list[list[int]], list[li
 
 
 def _draw_independently(distribution: torch.Tensor, wish: RowWish) -> list[Child]:
-    """Draws with replacement, each by a number of its own: where it falls among the added-up probabilities."""
+    """Draws with replacement, each by a number of its own: where it falls among added-up probabilities."""
     assert wish.key is not None, "drawn tokens have noise"
     borders = distribution.double().cumsum(dim=-1)
     numbers = uniform_rows([wish.key], wish.width, distribution.device)[0] * borders[-1]

@@ -4,14 +4,11 @@ from collections.abc import Sequence
 
 from engine.config import (
     DraftModelSpeculation,
-    DynamicTree,
     EngineConfig,
     ModelConfig,
     NgramSpeculation,
     NoSpeculation,
-    SequoiaTree,
     SpeculationConfig,
-    StaticTree,
 )
 from engine.model.attention.choice import choose_backend
 from engine.model.kv_cache import PagedKVCache
@@ -31,6 +28,7 @@ from engine.speculation.growth import (
 from engine.speculation.ngram import NgramSpeculator
 from engine.speculation.several import SeveralSpeculators
 from engine.speculation.tree_shape import PRIOR_RATES, likeliest_shape
+from engine.tree_config import DynamicTree, SequoiaTree, StaticTree
 
 
 def load_drafts(

@@ -70,7 +70,7 @@ class GrowingTree:
         return len(self._pending)
 
     def row_group(self) -> RowGroup:
-        """What the rows of the last pass are processed by: the history, and each node's path as if emitted."""
+        """What the rows of the last pass are processed by: the history, each node's path as if emitted."""
         return self._group(tuple(self._path(node) for node in self._rows))
 
     def wishes(self, group: RowGroup) -> list[RowWish]:

@@ -171,7 +171,7 @@ class SequoiaGardener:
 
 
 class DynamicGardener(_Unlearning):
-    """Trees by the draft's own probabilities; for the match rule only, as nodes are chosen by their tokens."""
+    """Trees by the draft's own probabilities; for the match rule only: nodes are chosen by their tokens."""
 
     def __init__(self, max_nodes: int, max_depth: int, top_k: int) -> None:
         self._max_nodes = max_nodes
@@ -179,5 +179,11 @@ class DynamicGardener(_Unlearning):
         self._top_k = top_k
 
     def start(self, proposal: Proposal, num_nodes: int, max_depth: int) -> Growth:
-        """See Gardener."""
+        """See Gardener.
+
+        Raises:
+            ValueError: A ratio rule is to verify the tree, which the settings keep from being asked for.
+        """
+        if proposal.is_drawn:
+            raise ValueError("a dynamic tree drops nodes by their tokens: no ratio rule holds for it")
         return LikeliestGrowth(min(num_nodes, self._max_nodes), min(max_depth, self._max_depth), self._top_k)

@@ -11,8 +11,8 @@ from engine.token_tree import TokenTree
 class SeveralSpeculators:
     """Asks each for its share of a request's nodes and merges what they say; for the match rule only.
 
-    Drafts that several agree on share their nodes. A block of the prefix cache counts as drafted only if it is
-    in every cache.
+    Drafts that several agree on share their nodes. A block of the prefix cache counts as drafted only if it
+    is in every cache.
 
     Args:
         members: Who proposes; what the first says comes first.

@@ -42,7 +42,7 @@ class ChatService:
         """The whole answer: the fold of the chunks."""
         head = self._models.head("chatcmpl", request.model)
         choices = await self._choices(request, head.id)
-        ledger = Ledger(len(choices))
+        ledger = Ledger(choices)
         parts: dict[int, list[ChatChunkChoice]] = {choice.index: [] for choice in choices}
         async with aclosing(self._deltas(choices, ledger)) as batches:
             async for batch in batches:
@@ -63,7 +63,7 @@ class ChatService:
         """The answer in chunks; an error before the first one can still be an HTTP status."""
         head = self._models.head("chatcmpl", request.model)
         choices = await self._choices(request, head.id)
-        ledger = Ledger(len(choices))
+        ledger = Ledger(choices)
         chunks = as_chunks(
             self._deltas(choices, ledger),
             lambda deltas: _chunk(head, deltas),

@@ -51,7 +51,7 @@ class CompletionService:
         """The whole answer: the fold of the chunks."""
         head = self._models.head("cmpl", request.model)
         writers = await self._writers(request, head.id)
-        ledger = Ledger(len(writers))
+        ledger = Ledger([writer.choice for writer in writers])
         parts: dict[int, list[CompletionChoice]] = {writer.choice.index: [] for writer in writers}
         async with aclosing(self._deltas(writers, ledger)) as batches:
             async for batch in batches:
@@ -66,7 +66,7 @@ class CompletionService:
         """The answer in chunks; an error before the first one can still be an HTTP status."""
         head = self._models.head("cmpl", request.model)
         writers = await self._writers(request, head.id)
-        ledger = Ledger(len(writers))
+        ledger = Ledger([writer.choice for writer in writers])
         chunks = as_chunks(
             self._deltas(writers, ledger),
             lambda choices: _chunk(head, choices),

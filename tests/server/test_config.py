@@ -43,6 +43,7 @@ def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> 
         "log_level": "debug",
         "root_path": "/llm",
         "speculation": "draft_model",
+        "acceptance": "rejection",
     }
     foreign = {"ngram_min", "ngram_max", "num_kv_blocks"}
     flat: dict[str, object] = {}
@@ -58,7 +59,7 @@ def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> 
     assert by_flags.engine.model.offline
     assert not by_flags.engine.cache.prefix_caching
     assert by_flags.engine.speculation == DraftModelSpeculation(
-        draft_model="7", draft_revision="7", num_draft_tokens=5
+        draft_model="7", draft_revision="7", num_draft_tokens=5, acceptance="rejection", allow_lossy=True
     )
 
 
