@@ -47,8 +47,8 @@ class StaticTree(Tree):
     def _small_enough(self) -> Self:
         if self.num_nodes > MAX_DRAFT_TOKENS:
             raise ValueError(
-                f"tree: the widths {list(self.widths)} make {self.num_nodes} nodes, but a tree holds at "
-                f"most {MAX_DRAFT_TOKENS}: each width counts the children of every node"
+                f"make at most {MAX_DRAFT_TOKENS} nodes, but the widths {list(self.widths)} make "
+                f"{self.num_nodes}: each width counts the children of every node at its depth"
             )
         return self
 
@@ -99,19 +99,32 @@ TreeConfig = Annotated[StaticTree | SequoiaTree | DynamicTree, Field(discriminat
 
 
 def read_tree(value: object) -> object:
-    """The short forms of a tree, as files, variables and flags hold them, in their long form."""
-    if isinstance(value, str):
-        try:
-            parsed: object = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ValueError(f"must be widths, a shape or a mapping, got {value!r}") from error
-        if isinstance(parsed, str) and re.fullmatch(r"\d+(\s*,\s*\d+)*", parsed):
-            parsed = parsed.split(",")
-        value = parsed
-    if isinstance(value, int):
-        value = [value]
-    if isinstance(value, list | tuple):
-        return {"shape": "static", "widths": value}
-    if isinstance(value, str):
-        return {"shape": value}
-    return value
+    """The short forms of a tree, as files, variables and flags hold them, in their long form.
+
+    Raises:
+        ValueError: It is none of them; the message goes on from "must".
+    """
+    tree = _parsed(value) if isinstance(value, str) else value
+    match tree:
+        case None | Tree() | {"shape": "static" | "sequoia" | "dynamic"}:
+            return tree
+        case "sequoia" | "dynamic":
+            return {"shape": tree}
+        case bool():
+            pass
+        case int():
+            return {"shape": "static", "widths": [tree]}
+        case list() | tuple():
+            return {"shape": "static", "widths": tree}
+    raise ValueError(
+        "be widths such as 3,2,1,1, or sequoia, dynamic, or a mapping whose shape is one of these"
+    )
+
+
+def _parsed(text: str) -> object:
+    if re.fullmatch(r"\d+(\s*,\s*\d+)*", text.strip()):
+        return text.split(",")
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text

@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary drafts (Leviathan et al. 2023; trees: SpecInfer, Miao et al. 2023)."""
+"""A smaller model of the same vocabulary drafts (Leviathan et al. 2023; as trees: Miao et al. 2023)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -43,9 +43,10 @@ def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> 
         "log_level": "debug",
         "root_path": "/llm",
         "speculation": "draft_model",
-        "acceptance": "rejection",
+        "acceptance": "match",
+        "extra_draft_models": "8, 9",
     }
-    foreign = {"ngram_min", "ngram_max", "num_kv_blocks"}
+    foreign = {"ngram_min", "ngram_max", "num_kv_blocks", "tree"}
     flat: dict[str, object] = {}
     for option in OPTIONS.options.values():
         if option.name not in foreign:
@@ -59,7 +60,11 @@ def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> 
     assert by_flags.engine.model.offline
     assert not by_flags.engine.cache.prefix_caching
     assert by_flags.engine.speculation == DraftModelSpeculation(
-        draft_model="7", draft_revision="7", num_draft_tokens=5, acceptance="rejection", allow_lossy=True
+        draft_model="7",
+        draft_revision="7",
+        num_draft_tokens=5,
+        allow_lossy=True,
+        extra_draft_models=("8", "9"),
     )
 
 
