@@ -7,13 +7,16 @@ sections, so a flat file, environment variables and flags can all name them with
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy, DraftTraits
 from engine.sampling_params import MAX_DRAFT_TOKENS, Acceptance
+from engine.tree_config import TreeConfig, read_tree
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
+DraftSampling = Literal["coupled", "greedy"]
+SiblingSampling = Literal["without_replacement", "with_replacement"]
 AcceptanceName = Literal["match", "rejection", "block", "typical"]
 DType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 
@@ -187,12 +190,71 @@ class DraftModelSpeculation(DraftingSection):
     method: Literal["draft_model"] = "draft_model"
     draft_model: str = Field(description="Catalog name, hub id, local folder or GGUF file of the draft.")
     draft_revision: str | None = Field(None, description="The draft's branch, tag or commit on the hub.")
-    num_draft_tokens: int = Field(4, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step.")
+    extra_draft_models: tuple[str, ...] = Field(
+        (),
+        description="More draft models, separated by commas: each drafts beside the first, and the target "
+        "checks all in one tree.",
+    )
+    num_draft_tokens: int = Field(
+        4, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step of each draft model, without a tree."
+    )
+    tree: Annotated[TreeConfig | None, BeforeValidator(read_tree)] = Field(
+        None,
+        description="Draft trees instead of chains: children of each node by depth, such as 3,2,1,1; or "
+        "sequoia, a shape from measured acceptance; or dynamic, by the draft's probabilities; or a mapping "
+        "such as {shape: dynamic, max_nodes: 16, max_depth: 6, top_k: 4}.",
+    )
+    draft_sampling: DraftSampling = Field(
+        "coupled",
+        description="How sampled requests are drafted under match: coupled, with the noise that the target "
+        "will use, or greedy.",
+    )
+    sibling_sampling: SiblingSampling = Field(
+        "without_replacement", description="How a tree's siblings are drawn under rejection."
+    )
+
+    @property
+    def max_nodes(self) -> int:
+        """Draft nodes per step, of all draft models together."""
+        nodes = self.num_draft_tokens if self.tree is None else self.tree.num_nodes
+        return nodes * (1 + len(self.extra_draft_models))
+
+    @property
+    def branches(self) -> bool:
+        """Whether nodes may have siblings."""
+        return bool(self.extra_draft_models) or (self.tree is not None and self.tree.branches)
+
+    @field_validator("extra_draft_models", mode="before")
+    @classmethod
+    def _read_list(cls, value: object) -> object:
+        return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        models = [self.draft_model, *self.extra_draft_models]
+        twice = [model for model in self.extra_draft_models if models.count(model) > 1]
+        if twice:
+            raise ValueError(f"extra_draft_models: {twice[0]} drafts already; name each draft model once")
+        if self.tree is not None and "num_draft_tokens" in self.model_fields_set:
+            raise ValueError(
+                "num_draft_tokens is the length of a chain, but tree is set: leave one of them out"
+            )
+        if self.max_nodes > MAX_DRAFT_TOKENS:
+            raise ValueError(
+                f"extra_draft_models make {self.max_nodes} draft nodes per step, but a tree holds at most "
+                f"{MAX_DRAFT_TOKENS}: set a smaller tree or num_draft_tokens"
+            )
+        return self
 
     @property
     def traits(self) -> DraftTraits:
-        """Chains, drawn where the rule wants it."""
-        return DraftTraits(draws=True)
+        """Drawn where the rule wants it; several drafts of one tree cannot be judged by one ratio."""
+        return DraftTraits(
+            draws=True,
+            branches=self.branches,
+            selects=self.tree is not None and self.tree.selects,
+            merges=bool(self.extra_draft_models),
+        )
 
 
 SpeculationConfig = Annotated[

@@ -1,6 +1,7 @@
 """Builds an engine from its config: the only place where all the parts meet."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.admission import EngineLimits
@@ -19,7 +20,7 @@ from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
 from engine.sampling_params import Acceptance
 from engine.speculation.base import Speculator
-from engine.speculation.factory import build_speculator, load_draft
+from engine.speculation.factory import build_speculator, load_drafts, max_draft_nodes
 from engine.speculation.planner import Planner
 from engine.tokenizer import Tokenizer
 
@@ -48,14 +49,13 @@ def build_engine(config: EngineConfig) -> Engine:
         StartupError: A setting cannot hold; the message says what to do.
     """
     target = load_causal_lm(config.model)
-    draft = load_draft(config.speculation, target, config.model)
-    return assemble(config, target, draft)
+    return assemble(config, target, load_drafts(config.speculation, target, config.model))
 
 
 def assemble(
     config: EngineConfig,
     target: LoadedModel,
-    draft: LoadedModel | None = None,
+    drafts: Sequence[LoadedModel] = (),
     speculator: Speculator | None = None,
 ) -> Engine:
     """Builds an engine around models that are in memory already.
@@ -63,14 +63,13 @@ def assemble(
     Args:
         config: The settings; which models it names does not matter here.
         target: The model that is served.
-        draft: The draft model, if the speculation method has one.
+        drafts: The draft models, if the speculation method has any.
         speculator: Used instead of the one the config names.
     """
-    models = [target] if draft is None else [target, draft]
     plan = plan_blocks(
         config.cache,
         config.scheduler,
-        [CacheFootprint(model.layers, model.dtype) for model in models],
+        [CacheFootprint(model.layers, model.dtype) for model in (target, *drafts)],
         target.max_model_len,
         target.device,
     )
@@ -79,11 +78,11 @@ def assemble(
         plan.num_blocks,
         config.cache.block_size,
         plan.total_bytes / GIB,
-        "the target" if draft is None else "target and draft",
+        "target and draft" if drafts else "the target",
         plan.reason,
     )
     if speculator is None:
-        speculator = build_speculator(config, target, draft, plan.num_blocks)
+        speculator = build_speculator(config, target, drafts, plan.num_blocks)
     tokenizer = None if target.tokenizer is None else Tokenizer(target.tokenizer)
     kv = KVCacheManager(plan.num_blocks, config.cache.block_size, prefix_caching=config.cache.prefix_caching)
     scheduler = Scheduler(
@@ -93,7 +92,7 @@ def assemble(
     )
     cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, target.dtype, target.device)
     runner = ModelRunner(target.module, cache, choose_backend(target.operators), target.vocab_size)
-    drafting = _drafting(config, target, draft, speculator)
+    drafting = _drafting(config, target, drafts, speculator)
     core = EngineCore(runner, scheduler, OutputProcessor(tokenizer), _limits(config, target), drafting)
     return Engine(core, _model_info(config, target, tokenizer), tokenizer)
 
@@ -109,7 +108,7 @@ def _limits(config: EngineConfig, target: LoadedModel) -> EngineLimits:
 
 
 def _drafting(
-    config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, speculator: Speculator | None
+    config: EngineConfig, target: LoadedModel, drafts: Sequence[LoadedModel], speculator: Speculator | None
 ) -> Drafting | None:
     if speculator is None:
         logger.info("speculation: none")
@@ -117,8 +116,8 @@ def _drafting(
     logger.info(
         "speculation: %s, %d draft tokens per step%s, accepted by %s",
         config.speculation.method,
-        config.speculation.num_draft_tokens,
-        "" if draft is None else f", drafted by {draft.name} (context {draft.max_model_len})",
+        max_draft_nodes(config.speculation),
+        "".join(f", drafted by {draft.name} (context {draft.max_model_len})" for draft in drafts),
         config.speculation.policy.default,
     )
     if config.speculation.policy.allow_lossy:
@@ -127,9 +126,10 @@ def _drafting(
             ", the default here," if config.speculation.policy.default is Acceptance.TYPICAL else "",
         )
     planner = Planner(
-        config.speculation.num_draft_tokens,
+        max_draft_nodes(config.speculation),
         target.max_model_len,
         speculator.requirements.max_model_len,
+        branches=speculator.requirements.branches,
     )
     return Drafting(config.speculation.method, speculator, planner, target.vocab_size)
 
@@ -140,7 +140,7 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         vocab_size=target.vocab_size,
         max_model_len=target.max_model_len,
         method=config.speculation.method,
-        max_draft_tokens=config.speculation.num_draft_tokens,
+        max_draft_tokens=max_draft_nodes(config.speculation),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
         acceptance=config.speculation.policy,
         weights=target.weights,

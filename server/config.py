@@ -261,8 +261,9 @@ def _explain(details: ErrorDetails, merged: Settings) -> str:
     if option.name not in merged:
         return f"{OPTIONS.choice.name} {option.required_by} needs {option.name}: give {flag_of(option.name)}"
     message = re.sub(r"^(Value error, |\w+ should )", "must ", details["msg"])
-    setting = merged[option.name]
-    return f"{setting.source}: {option.name} {message}, got {setting.value!r}"
+    place = option.locates(details["loc"])
+    value = merged[option.name].value if place == option.name else details["input"]
+    return f"{merged[option.name].source}: {place} {message}, got {value!r}"
 
 
 def _explain_section(message: str, merged: Settings) -> str:

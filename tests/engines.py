@@ -1,5 +1,6 @@
 """Engines around tiny models, for the tests of everything above the models."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ def build_llm(
     *,
     target: LoadedModel | None = None,
     draft: LoadedModel | None = None,
+    extra_drafts: Sequence[LoadedModel] = (),
     speculator: Speculator | None = None,
     num_draft_tokens: int = 4,
     num_kv_blocks: int = 256,
@@ -71,9 +73,15 @@ def build_llm(
     prefix_caching: bool = True,
     block_size: int = 4,
     allow_lossy: bool = False,
+    **drafting: Any,
 ) -> LLM:
-    """An engine with room to spare; tests make it small where they need it small."""
+    """An engine with room to spare; tests make it small where they need it small.
+
+    Args:
+        drafting: More settings of the draft model's section, such as its tree.
+    """
     speculation: SpeculationConfig = NoSpeculation()
+    drafts = []
     if method == "ngram":
         speculation = NgramSpeculation(
             num_draft_tokens=num_draft_tokens, ngram_min=1, allow_lossy=allow_lossy
@@ -83,13 +91,13 @@ def build_llm(
             num_draft_tokens=num_draft_tokens, suffix_share=True, allow_lossy=allow_lossy
         )
     elif method == "draft_model":
-        speculation = DraftModelSpeculation(
-            draft_model="tiny", num_draft_tokens=num_draft_tokens, allow_lossy=allow_lossy
-        )
-        draft = draft or load_tiny(noise=0.1)
+        if "tree" not in drafting:
+            drafting["num_draft_tokens"] = num_draft_tokens
+        speculation = DraftModelSpeculation(draft_model="tiny", allow_lossy=allow_lossy, **drafting)
+        drafts = [draft or load_tiny(noise=0.1), *extra_drafts]
     config = EngineConfig(
         cache=CacheConfig(block_size=block_size, num_kv_blocks=num_kv_blocks, prefix_caching=prefix_caching),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
         speculation=speculation,
     )
-    return LLM(assemble(config, target or load_tiny(), draft, speculator))
+    return LLM(assemble(config, target or load_tiny(), drafts, speculator))

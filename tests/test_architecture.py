@@ -18,7 +18,7 @@ MAX_FUNCTION_LINES = 50
 ENGINE_LAYERS = (
     ("errors",),
     ("sampling_params", "chat_template"),
-    ("token_tree",),
+    ("token_tree", "tree_config"),
     ("acceptance",),
     ("config", "outputs", "catalog"),
     ("client",),

@@ -42,9 +42,10 @@ def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> 
         "log_level": "debug",
         "root_path": "/llm",
         "speculation": "draft_model",
-        "acceptance": "rejection",
+        "acceptance": "match",
+        "extra_draft_models": "8, 9",
     }
-    foreign = {"num_kv_blocks"} | {
+    foreign = {"num_kv_blocks", "tree"} | {
         option.name
         for option in OPTIONS.options.values()
         if option.variants and "draft_model" not in option.variants
@@ -62,7 +63,11 @@ def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> 
     assert by_flags.engine.model.offline
     assert not by_flags.engine.cache.prefix_caching
     assert by_flags.engine.speculation == DraftModelSpeculation(
-        draft_model="7", draft_revision="7", num_draft_tokens=15, acceptance="rejection", allow_lossy=True
+        draft_model="7",
+        draft_revision="7",
+        num_draft_tokens=15,
+        allow_lossy=True,
+        extra_draft_models=("8", "9"),
     )
 
 
