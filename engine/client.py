@@ -25,6 +25,7 @@ class ModelInfo:
         method: The speculation method's name, "none" without one.
         max_draft_tokens: Draft nodes per step that the server was set to; 0 without speculation.
         has_chat_template: Whether chat requests can be served.
+        probed_acceptance: Share of draft tokens accepted in the trial at start; None if there was none.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ModelInfo:
     method: str
     max_draft_tokens: int
     has_chat_template: bool
+    probed_acceptance: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,9 @@ class DraftModelSpeculation(Section):
     draft_model: str = Field(description="Catalog name, hub id, local folder or GGUF file of the draft.")
     draft_revision: str | None = Field(None, description="The draft's branch, tag or commit on the hub.")
     num_draft_tokens: int = Field(4, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step.")
+    probe: bool = Field(
+        True, description="Draft a few tokens at start, and warn if the target accepts hardly any."
+    )
 
 
 SpeculationConfig = Annotated[

@@ -1,7 +1,7 @@
 """Builds an engine from its config: the only place where all the parts meet."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.admission import EngineLimits
 from engine.client import ModelInfo
@@ -18,8 +18,9 @@ from engine.model.memory import GIB, CacheFootprint, plan_blocks
 from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
 from engine.speculation.base import Speculator
-from engine.speculation.factory import build_speculator, load_draft
+from engine.speculation.factory import build_speculator, load_draft, wants_probe
 from engine.speculation.planner import Planner
+from engine.speculation_probe import log_probe, probe_speculation
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -31,11 +32,13 @@ class Engine:
 
     Attributes:
         core: The loop's body.
+        runner: The target, for whoever wants to look at its rows between two steps.
         model: What the server may know of the model.
         tokenizer: The model's; None serves token ids only.
     """
 
     core: EngineCore
+    runner: ModelRunner
     model: ModelInfo
     tokenizer: Tokenizer | None
 
@@ -48,7 +51,14 @@ def build_engine(config: EngineConfig) -> Engine:
     """
     target = load_causal_lm(config.model)
     draft = load_draft(config.speculation, target, config.model)
-    return assemble(config, target, draft)
+    parts = _parts(config, target, draft, None)
+    engine = parts.engine()
+    if engine.tokenizer is None or not wants_probe(config.speculation):
+        return engine
+    # Books of its own: the probe leaves nothing in prefix cache and counters.
+    result = probe_speculation(parts.core(prefix_caching=False), engine.tokenizer)
+    log_probe(result, config.speculation.method)
+    return replace(engine, model=replace(engine.model, probed_acceptance=result.acceptance))
 
 
 def assemble(
@@ -65,6 +75,46 @@ def assemble(
         draft: The draft model, if the speculation method has one.
         speculator: Used instead of the one the config names.
     """
+    return _parts(config, target, draft, speculator).engine()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What cores are made of. Two of them must never have work at the same time: they share the caches."""
+
+    config: EngineConfig
+    target: LoadedModel
+    runner: ModelRunner
+    num_blocks: int
+    speculator: Speculator | None
+    tokenizer: Tokenizer | None
+
+    def engine(self) -> Engine:
+        """The engine."""
+        core = self.core(prefix_caching=self.config.cache.prefix_caching)
+        return Engine(
+            core, self.runner, _model_info(self.config, self.target, self.tokenizer), self.tokenizer
+        )
+
+    def core(self, *, prefix_caching: bool) -> EngineCore:
+        """A core with books of its own over the models and caches."""
+        config, target = self.config, self.target
+        kv = KVCacheManager(self.num_blocks, config.cache.block_size, prefix_caching=prefix_caching)
+        scheduler = Scheduler(
+            kv,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        )
+        limits = EngineLimits(
+            target.max_model_len, target.vocab_size, target.eos_token_ids, config.scheduler.max_num_queued
+        )
+        drafting = _drafting(config, target, self.speculator)
+        return EngineCore(self.runner, scheduler, OutputProcessor(self.tokenizer), limits, drafting)
+
+
+def _parts(
+    config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, speculator: Speculator | None
+) -> _Parts:
     models = [target] if draft is None else [target, draft]
     plan = plan_blocks(
         config.cache,
@@ -83,35 +133,21 @@ def assemble(
     )
     if speculator is None:
         speculator = build_speculator(config, target, draft, plan.num_blocks)
-    tokenizer = None if target.tokenizer is None else Tokenizer(target.tokenizer)
-    kv = KVCacheManager(plan.num_blocks, config.cache.block_size, prefix_caching=config.cache.prefix_caching)
-    scheduler = Scheduler(
-        kv,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-    )
-    limits = EngineLimits(
-        target.max_model_len, target.vocab_size, target.eos_token_ids, config.scheduler.max_num_queued
+    logger.info(
+        "speculation: %s%s%s",
+        config.speculation.method,
+        "" if speculator is None else f", {config.speculation.num_draft_tokens} draft tokens per step",
+        "" if draft is None else f", drafted by {draft.name} (context {draft.max_model_len})",
     )
     cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, target.dtype, target.device)
     runner = ModelRunner(target.module, cache, choose_backend(target.operators), target.vocab_size)
-    drafting = _drafting(config, target, draft, speculator)
-    core = EngineCore(runner, scheduler, OutputProcessor(tokenizer), limits, drafting)
-    return Engine(core, _model_info(config, target, tokenizer), tokenizer)
+    tokenizer = None if target.tokenizer is None else Tokenizer(target.tokenizer)
+    return _Parts(config, target, runner, plan.num_blocks, speculator, tokenizer)
 
 
-def _drafting(
-    config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, speculator: Speculator | None
-) -> Drafting | None:
+def _drafting(config: EngineConfig, target: LoadedModel, speculator: Speculator | None) -> Drafting | None:
     if speculator is None:
-        logger.info("speculation: none")
         return None
-    logger.info(
-        "speculation: %s, %d draft tokens per step%s",
-        config.speculation.method,
-        config.speculation.num_draft_tokens,
-        "" if draft is None else f", drafted by {draft.name} (context {draft.max_model_len})",
-    )
     planner = Planner(
         config.speculation.num_draft_tokens,
         target.max_model_len,

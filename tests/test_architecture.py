@@ -26,8 +26,9 @@ ENGINE_LAYERS = (
     ("speculation", "output_processor", "admission", "prompt_logprobs", "step_recorder"),
     ("drafting",),
     ("engine_core",),
-    ("async_engine", "factory"),
-    ("llm",),
+    ("async_engine", "speculation_probe"),
+    ("factory",),
+    ("llm", "inspection"),
 )
 # The same for the benchmark, which is a client: of the rest it knows the settings and nothing of the serving.
 BENCH_LAYERS = (

@@ -51,6 +51,15 @@ def load_draft(
             return None
 
 
+def wants_probe(speculation: SpeculationConfig) -> bool:
+    """Whether a start should try the method out: where a model drafts, which may be the wrong one."""
+    match speculation:
+        case DraftModelSpeculation(probe=probe):
+            return probe
+        case _:
+            return False
+
+
 def build_speculator(
     config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, num_blocks: int
 ) -> Speculator | None:
