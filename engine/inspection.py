@@ -5,7 +5,6 @@ and by how much one token leads another. Every row is computed plainly, without 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 import torch
@@ -22,20 +21,6 @@ from engine.sampling_params import SamplingParams
 
 _NO_MATCH = PrefixMatch((), 0, 0)
 _CHUNK = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Lead:
-    """Two tokens that might have come at a place.
-
-    Attributes:
-        nats: The score of the first less that of the second; what the target says has the highest score.
-            Scores are processed logits, for sampled requests log probabilities with the seed's noise.
-        best: The token with the highest score.
-    """
-
-    nats: float
-    best: int
 
 
 class Inspector:
@@ -80,8 +65,11 @@ class Inspector:
 
     def lead(
         self, prompt: Sequence[int], history: Sequence[int], params: SamplingParams, tokens: tuple[int, int]
-    ) -> Lead:
-        """By how much the first of two tokens leads the second behind a history.
+    ) -> float:
+        """By how many nats the first of two tokens leads the second behind a history.
+
+        Their scores are processed logits, for sampled requests log probabilities with the seed's noise: the
+        target says the token with the highest one.
 
         Raises:
             InvalidRequest: The prompt does not fit.
@@ -92,7 +80,7 @@ class Inspector:
             group = self._group(prompt, history, params)
             scores = scores + gumbel_noise([group.noise_key(0, Stream.TARGET)], len(row), row.device)[0]
         first, second = tokens
-        return Lead(float(scores[first] - scores[second]), int(scores.argmax()))
+        return float(scores[first] - scores[second])
 
     def _processed(
         self, prompt: Sequence[int], histories: Sequence[Sequence[int]], params: SamplingParams
@@ -127,5 +115,5 @@ class Inspector:
         """Computes tokens from a position on; the row of the last one."""
         for begin in range(0, len(token_ids), _CHUNK):
             piece = token_ids[begin : begin + _CHUNK]
-            [row] = self._runner.forward(self._runner.build([SequenceSlice(piece, start + begin, table)]))
-        return row
+            rows = self._runner.forward(self._runner.build([SequenceSlice(piece, start + begin, table)]))
+        return rows[-1]

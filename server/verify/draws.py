@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from engine.sampling_params import Acceptance, SamplingParams
 from server.bench.prompts import Prompt
@@ -29,6 +30,17 @@ class Spot:
 
     case: Case
     ask: Ask
+
+
+def by_repetition(prompts: Sequence[Prompt], hints: Mapping[str, Hint]) -> list[Prompt]:
+    """The prompts, those first whose text and answer repeat themselves, so that lookup finds something."""
+
+    def repetition(prompt: Prompt) -> float:
+        words = f"{prompt.text or prompt.messages} {hints[prompt.name].text}".split()
+        pairs = list(pairwise(words))
+        return 1 - len(set(pairs)) / max(1, len(pairs))
+
+    return sorted(prompts, key=repetition, reverse=True)
 
 
 def choose_spots(
@@ -150,17 +162,25 @@ def _open_place(entries: Sequence[Entry]) -> int:
     return max(range(len(entries) - 1), key=openness, default=0)
 
 
+def _weight(law: CellLaw, drafted: int | None) -> Verdict:
+    """What draws that fit say; `drafted` is None for plain decoding."""
+    if law.num_cells < 2:
+        return Verdict.ONE_OUTCOME
+    if not law.reaches_drafts:
+        return Verdict.TOO_FLAT
+    return Verdict.NO_DRAFTS if drafted == 0 else Verdict.HOLDS
+
+
 def _row(
     heading: tuple[str, str], spot: Spot, law: CellLaw, answers: Sequence[Answer], bounds: Bounds
 ) -> LawRow:
     errors = tuple(dict.fromkeys(answer.error for answer in answers if answer.error is not None))
+    drafted = sum(answer.drafts.drafted for answer in answers)
     found = fit(law, [answer.tokens[:DEPTH] for answer in answers if answer.error is None])
     if errors or found.p_value < bounds.alarm_each:
         verdict = Verdict.FAULT
-    elif found.num_cells < 2:
-        verdict = Verdict.ONE_OUTCOME
     else:
-        verdict = Verdict.HOLDS if law.reaches_drafts else Verdict.TOO_FLAT
+        verdict = _weight(law, drafted=drafted if heading[1] else None)
     return LawRow(
         method=heading[0],
         rule=str(heading[1]),
@@ -170,7 +190,7 @@ def _row(
         num_draws=found.num_draws,
         num_cells=found.num_cells,
         p_value=found.p_value,
-        drafted=sum(answer.drafts.drafted for answer in answers),
+        drafted=drafted,
         accepted=sum(answer.drafts.accepted for answer in answers),
         errors=errors,
         verdict=verdict,

@@ -34,6 +34,7 @@ class EngineSubject:
         self._llm = LLM(engine)
         self._inspector = Inspector(engine)
         self._prompts: dict[str, list[int]] = {}
+        self._failures: set[str] = set()
         self.at_once = at_once
         self.precision = precision
         self.method = engine.model.method
@@ -76,8 +77,11 @@ class EngineSubject:
             return [answer for ask in asks for answer in self._batch([ask])]
         except Exception as error:
             # Whatever breaks in the engine is a finding, and is reported as one.
-            log.exception("the engine failed")
-            return [Answer(error=f"{type(error).__name__}: {error}")] * len(asks)
+            message = f"{type(error).__name__}: {error}"
+            if message not in self._failures:
+                self._failures.add(message)
+                log.exception("the engine failed")
+            return [Answer(error=message)] * len(asks)
         return [_answer(completion, ask.params) for completion, ask in zip(completions, asks, strict=True)]
 
     def _ids(self, ask: Ask) -> list[int]:

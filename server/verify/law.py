@@ -136,6 +136,8 @@ def fit(law: CellLaw, answers: Iterable[History]) -> Fit:
             num_rare += 1
         else:
             counts[cell] += 1
+    if not num_draws:
+        return Fit(0, law.num_cells, 0.0, 1.0)
     seen, expected = list(counts.values()), [num_draws * mass for mass in law.cells.values()]
     if law.rare <= _NOTHING:
         impossible = num_rare > 0

@@ -123,8 +123,8 @@ def _place(item: Divergence) -> str:
 
 
 def _notes(outcome: Outcome) -> Iterator[str]:
-    for method, rule, reason in outcome.refused:
-        yield f"NOTE: {method} does not serve the rule {rule}: {reason}"
+    for who, what, reason in outcome.refused[:_MOST_SHOWN]:
+        yield f"NOTE: {who} does not serve {what}: {reason}"
     for row in outcome.laws:
         for error in row.errors[:1]:
             yield f"FAILED: {row.method} {row.rule}, {row.case}, draws: {error}"

@@ -10,7 +10,8 @@ class Verdict(StrEnum):
     EQUAL: the same. NEAR_TIE: texts part where two tokens are as good as equal, which rounding decides.
     UNCLEAR: texts part where it cannot be told how close the call was, no oftener than near-ties would make
     them. HOLDS: the draws fit the law. ONE_OUTCOME: only one thing can come, so nothing was tested. TOO_FLAT:
-    they fit, but the draws were too few for the law of a token that can be a draft. FAULT: none of these.
+    they fit, but the draws were too few for the law of a token that can be a draft. NO_DRAFTS: they fit, but
+    no draft was checked. FAULT: none of these.
     """
 
     EQUAL = "equal"
@@ -19,6 +20,7 @@ class Verdict(StrEnum):
     HOLDS = "holds"
     ONE_OUTCOME = "one outcome"
     TOO_FLAT = "too flat"
+    NO_DRAFTS = "no drafts"
     FAULT = "FAULT"
 
 
@@ -148,7 +150,7 @@ class Outcome:
         bounds: What is a fault.
         texts: Comparisons with plain decoding.
         laws: Tests of distributions.
-        refused: Rules that a method does not serve: method, rule and reason.
+        refused: What is not served: by whom, what, and the reason.
     """
 
     subject: str

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
+from engine.errors import StartupError
 from engine.sampling_params import Acceptance, SamplingParams
 from server.bench.progress import Progress
 from server.bench.prompts import Prompt
@@ -12,6 +13,7 @@ from server.verify.cases import law_cases
 from server.verify.draws import (
     NUM_TOKENS,
     Spot,
+    by_repetition,
     choose_spots,
     draw,
     exact_law,
@@ -67,7 +69,7 @@ class _Run:
         self._laws: list[tuple[Spot, CellLaw]] = []
         self._texts: list[TextRow] = []
         self._law_rows: list[LawRow] = []
-        self._refused: list[tuple[str, str, str]] = []
+        self._refused = self._not_served()
         spots, self._is_exact = self._spots(subject)
         self._bounds = self._make_bounds(subject, len(spots))
         self._texts += compare_texts(subject, None, self._baseline, self._bounds, self._bar)
@@ -78,7 +80,7 @@ class _Run:
         for rule in self._plan.rules:
             reason = self._refusal(subject, rule)
             if reason is not None:
-                self._refused.append((subject.method, rule.value, reason))
+                self._refused.append((subject.method, f"the rule {rule}", reason))
                 continue
             self._texts += compare_texts(subject, rule, self._baseline, self._bounds, self._bar)
             self._law_rows += self._hold(subject, rule)
@@ -95,6 +97,22 @@ class _Run:
             refused=tuple(self._refused),
         )
 
+    def _not_served(self) -> list[tuple[str, str, str]]:
+        """Cases that plain decoding is refused.
+
+        Raises:
+            StartupError: No prompt is answered at all.
+        """
+        errors = [answer.error for answer in self._baseline.greedy.values()]
+        if None not in errors:
+            raise StartupError(f"no prompt is answered: {errors[0]}")
+        found = {
+            (item.case.name, item.ask.prompt.name): str(item.answers[0].error)
+            for item in self._baseline.expected
+            if item.is_refused
+        }
+        return [("plain decoding", f"{case} ({prompt})", error) for (case, prompt), error in found.items()]
+
     def _spots(self, subject: Subject) -> tuple[list[Spot], bool]:
         prompts = self._law_prompts()
         is_exact = subject.laws(Ask(prompts[0], self._base), [], 1.0) is not None
@@ -102,8 +120,10 @@ class _Run:
         baseline = self._baseline
         return choose_spots(cases, prompts, baseline.greedy, baseline.hints), is_exact
 
-    def _law_prompts(self) -> tuple[Prompt, ...]:
-        return self._plan.prompts[: 1 if self._plan.quick else 2]
+    def _law_prompts(self) -> list[Prompt]:
+        """Those that repeat themselves most, of those that are answered."""
+        answered = [prompt for prompt in self._plan.prompts if not self._baseline.greedy[prompt.name].error]
+        return by_repetition(answered, self._baseline.hints)[: 1 if self._plan.quick else 2]
 
     def _make_bounds(self, subject: Subject, num_spots: int) -> Bounds:
         plan = self._plan
