@@ -33,6 +33,7 @@ def serve(loaded: LoadedConfig) -> None:
             model_name=http.served_model_name or engine.model.name,
             method=engine.model.method,
             max_draft_tokens=engine.model.max_draft_tokens,
+            probed_acceptance=engine.model.probed_acceptance,
         )
         engine.subscribe(metrics.listener)
         settings = AppSettings(

@@ -56,7 +56,7 @@ def _folded(rows: Sequence[TextRow]) -> list[TextRow]:
     differences = [row.logprob_difference for row in plain if row.logprob_difference is not None]
     one = replace(
         plain[0],
-        case=f"all {len(plain)} below",
+        case=f"all {len(plain)} cases",
         batched=Equality(total, total),
         logprob_difference=max(differences, default=None),
     )

@@ -87,7 +87,7 @@ def test_a_fault_behind_http_is_found(
 def test_a_server_that_fails_is_a_fault(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     served = serve(FakeEngine(max_model_len=2048, error_after=0))
     assert main(["verify", "--url", served.url, *SMALL]) == 1
-    assert "no prompt is answered: HTTP 500" in capsys.readouterr().err
+    assert "no prompt is answered: HTTP 503" in capsys.readouterr().err
 
 
 def test_a_server_that_refuses_everything_says_why(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
