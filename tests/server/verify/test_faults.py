@@ -38,7 +38,9 @@ def test_a_sound_engine_has_no_fault(method: str) -> None:
     # A tiny model does not repeat itself, so lookup may find nothing to draft there.
     fine = {Verdict.HOLDS} if method == "draft_model" else {Verdict.HOLDS, Verdict.NO_DRAFTS}
     assert {row.verdict for row in outcome.laws} <= fine
-    assert sum(row.accepted for row in outcome.texts) > 10
+    assert sum(row.drafted for row in outcome.texts) > 10
+    if method == "draft_model":
+        assert sum(row.accepted for row in outcome.texts) > 10
     text = as_text(outcome)
     assert "no fault:" in text
     assert "FAULT:" not in text
