@@ -28,6 +28,7 @@ class ModelInfo:
         has_chat_template: Whether chat requests can be served.
         acceptance: Which acceptance rules requests may ask for.
         weights: Type of the model's weights: float32, float16, bfloat16 or int8.
+        probed_acceptance: Share of draft tokens accepted in the trial at start; None if there was none.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ModelInfo:
     has_chat_template: bool
     weights: str
     acceptance: AcceptancePolicy = ANY_LOSSLESS
+    probed_acceptance: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,6 +213,10 @@ class DraftModelSpeculation(DraftingSection):
         "without_replacement", description="How a tree's siblings are drawn under rejection."
     )
 
+    probe: bool = Field(
+        True, description="Draft a few tokens at start, and warn if the target accepts hardly any."
+    )
+
     @property
     def max_nodes(self) -> int:
         """Draft nodes per step, of all draft models together."""

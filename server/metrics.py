@@ -86,10 +86,17 @@ class Metrics:
         max_draft_tokens: Draft nodes per step that the server was set to. Acceptance is counted per draft
             position up to it; what a request asked beyond shares the last one, labelled "N+".
         weights: Type of the model's weights.
+        probed_acceptance: Share of draft tokens accepted in the trial at start; None if there was none.
     """
 
     def __init__(
-        self, *, model_name: str, method: str = "none", max_draft_tokens: int = 0, weights: str = ""
+        self,
+        *,
+        model_name: str,
+        method: str = "none",
+        max_draft_tokens: int = 0,
+        weights: str = "",
+        probed_acceptance: float | None = None,
     ) -> None:
         # A creation time beside every counter lengthens the scrape and tells nobody anything.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -99,6 +106,9 @@ class Metrics:
         self._add_load(family)
         self._add_requests(family)
         self._add_speculation(family)
+        if probed_acceptance is not None:
+            text = "Share of draft tokens accepted in the trial at start; near 0: a draft of another model."
+            family.gauge("spec_decode_probed_acceptance", text).set(probed_acceptance)
         self._add_http()
         ProcessCollector(registry=self.registry)
         build = Info("outrider_build", "What runs here.", registry=self.registry)

@@ -34,6 +34,7 @@ def serve(loaded: LoadedConfig) -> None:
             method=engine.model.method,
             max_draft_tokens=engine.model.max_draft_tokens,
             weights=engine.model.weights,
+            probed_acceptance=engine.model.probed_acceptance,
         )
         engine.subscribe(metrics.listener)
         settings = AppSettings(

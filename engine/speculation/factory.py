@@ -75,6 +75,15 @@ def max_draft_nodes(speculation: SpeculationConfig) -> int:
             return speculation.num_draft_tokens
 
 
+def wants_probe(speculation: SpeculationConfig) -> bool:
+    """Whether a start should try the method out: where a model drafts, which may be the wrong one."""
+    match speculation:
+        case DraftModelSpeculation(probe=probe):
+            return probe
+        case _:
+            return False
+
+
 def build_speculator(
     config: EngineConfig, target: LoadedModel, drafts: Sequence[LoadedModel], num_blocks: int
 ) -> Speculator | None:

@@ -30,7 +30,7 @@ from engine.factory import assemble
 from engine.llm import LLM
 from engine.model.loader import load_causal_lm
 from engine.sampling_params import SamplingParams
-from engine.speculation.factory import load_draft
+from engine.speculation.factory import load_drafts
 from server.bench.prompts import own_prompts, read_prompts
 from tests.bench.methods import BenchPrompt, encode, explain
 
@@ -116,7 +116,7 @@ def build(options: argparse.Namespace) -> tuple[LLM, LLM]:
             scheduler=SchedulerConfig(max_num_seqs=options.streams),
             speculation=method,
         )
-        engines.append(LLM(assemble(config, target, load_draft(method, target, model))))
+        engines.append(LLM(assemble(config, target, load_drafts(method, target, model))))
     return engines[0], engines[1]
 
 
