@@ -1,6 +1,5 @@
 """The sampler under the rejection rule: chains, and what falls back to the match rule."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,7 +20,6 @@ from tests.sampling.table_model import (
     PROMPT,
     REJECTION,
     VOCAB,
-    Drafter,
     Line,
     generate,
     generate_next,
