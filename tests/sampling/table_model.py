@@ -136,36 +136,55 @@ def drawn_trees(
         record: What is recorded of a distribution; anything but the thing itself is an error to be found.
     """
 
-    def draw(line: Line) -> TokenTree:
-        tokens: list[int] = []
-        parents: list[int] = []
-        laws: list[torch.Tensor] = []
-        paths: list[tuple[int, ...]] = [()]
-        for node, path in enumerate(paths):
-            if len(path) == len(widths):
-                break
-            group = RowGroup(line.params, line.token_ids, len(PROMPT), EOS, (path,))
-            row = process_logits(model.row([*line.token_ids, *path])[None], [group])[0]
-            drawn = draw_siblings(row, group.noise_key(len(path), Stream.DRAFT), widths[len(path)], proposal)
-            tokens += drawn
-            parents += [node] * len(drawn)
-            laws += [record(row.softmax(dim=-1))] * len(drawn)
-            paths += [(*path, token) for token in drawn]
-        return TokenTree(tuple(tokens), tuple(parents), proposal, tuple(laws))
+    def draft(lines: Sequence[Line]) -> list[TokenTree]:
+        growing = [_Growing() for _ in lines]
+        for depth, width in enumerate(widths):
+            groups = [
+                RowGroup(line.params, line.token_ids, len(PROMPT), EOS, tuple(path for _, path in tree.level))
+                for line, tree in zip(lines, growing, strict=True)
+            ]
+            rows = [model.row([*group.token_ids, *path]) for group in groups for path in group.paths]
+            processed = process_logits(torch.stack(rows), groups)
+            keys = [group.noise_key(depth, Stream.DRAFT) for group in groups for _ in group.paths]
+            drawn = zip(draw_siblings(processed, keys, width, proposal), processed.softmax(-1), strict=True)
+            for tree in growing:
+                tree.grow(
+                    [(tokens, record(law)) for _, (tokens, law) in zip(tree.level, drawn, strict=False)]
+                )
+        return [TokenTree(tuple(t.tokens), tuple(t.parents), proposal, tuple(t.laws)) for t in growing]
 
-    return each(draw)
+    return draft
 
 
-def draw_siblings(row: torch.Tensor, key: NoiseKey, count: int, proposal: Proposal) -> list[int]:
-    """Tokens drawn from a row of log probabilities, in order."""
+class _Growing:
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.laws: list[torch.Tensor] = []
+        self.level: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+
+    def grow(self, drawn: Sequence[tuple[list[int], torch.Tensor]]) -> None:
+        level = []
+        for (node, path), (tokens, law) in zip(self.level, drawn, strict=True):
+            for token in tokens:
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.laws.append(law)
+                level.append((len(self.tokens), (*path, token)))
+        self.level = level
+
+
+def draw_siblings(
+    rows: torch.Tensor, keys: Sequence[NoiseKey], count: int, proposal: Proposal
+) -> list[list[int]]:
+    """Tokens drawn from rows of log probabilities, in order."""
     if proposal is Proposal.SAMPLED_DISTINCT:
-        noisy = row + gumbel_noise([key], len(row), row.device)[0]
-        drawn: list[int] = noisy.topk(count).indices.tolist()
-        return drawn
-    borders = row.double().softmax(dim=-1).cumsum(dim=-1)
-    places = uniform_rows([key], count, row.device)[0] * borders[-1]
-    drawn = torch.searchsorted(borders, places).tolist()
-    return drawn
+        drawn = (rows + gumbel_noise(keys, rows.shape[1], rows.device)).topk(count).indices
+    else:
+        borders = rows.double().softmax(dim=-1).cumsum(dim=-1)
+        drawn = torch.searchsorted(borders, uniform_rows(keys, count, rows.device) * borders[:, -1:])
+    tokens: list[list[int]] = drawn.tolist()
+    return tokens
 
 
 MIXED = [

@@ -22,6 +22,7 @@ from tests.sampling.enumeration import (
     Chance,
     Draws,
     Experiment,
+    Judge,
     Tables,
     Tokens,
     distance,
@@ -51,23 +52,40 @@ def test_a_draft_that_equals_the_target_stands_whole() -> None:
     assert mean_accepted(BLOCK, target, target[:2]) == pytest.approx(2.0, abs=1e-12)
 
 
+def by_token(tree: TokenTree, law_at: LawAt, draft_law_of: LawAt, accepts: Accepts) -> Verdict:
+    return verify_siblings(tree, law_at, draft_law_of, drawn_independently, accepts)
+
+
+def judged(judge: Judge, tokens: Tokens, target: Tables, draft: Tables, accepts: Accepts) -> Verdict:
+    """The verdict on a chain of given tokens."""
+
+    def law_at(node: int) -> torch.Tensor:
+        return target[node][tokens[:node]]
+
+    def draft_law_of(node: int) -> torch.Tensor:
+        return draft[node - 1][tokens[: node - 1]]
+
+    return judge(TokenTree.chain(tokens), law_at, draft_law_of, accepts)
+
+
 def test_a_chain_of_one_is_rejection_sampling() -> None:
     generator = torch.Generator().manual_seed(8)
     for _ in range(20):
-        p, q = random_tables(5, 1, generator)[0], random_tables(5, 1, generator)[0]
+        target, draft = random_tables(5, 2, generator), random_tables(5, 1, generator)
         for token in range(5):
-            tree = TokenTree.chain([token])
-            asked: list[list[float]] = [[], []]
-            residuals = []
-            for judge, chances in zip((verify_block, by_token), asked, strict=True):
-                refuse = lambda node, chance, chances=chances: chances.append(chance) is not None  # noqa: E731
-                residuals.append(judge(tree, lambda node, p=p: p, lambda node, q=q: q, refuse).residual)
-            assert asked[0] == asked[1]
-            assert torch.equal(residuals[0], residuals[1])
+            chances: list[float] = []
 
+            def refuse(node: int, chance: float, chances: list[float] = chances) -> bool:
+                chances.append(chance)
+                return False
 
-def by_token(tree: TokenTree, law_at: LawAt, draft_law_of: LawAt, accepts: Accepts) -> Verdict:
-    return verify_siblings(tree, law_at, draft_law_of, drawn_independently, accepts)
+            one, other = (
+                judged(judge, (token,), target, draft, refuse) for judge in (verify_block, by_token)
+            )
+            assert chances[0] == chances[1]
+            assert one.residual is not None
+            assert other.residual is not None
+            assert torch.equal(one.residual, other.residual)
 
 
 def mean_accepted(experiment: Experiment, target: Tables, draft: Tables) -> float:
@@ -77,12 +95,7 @@ def mean_accepted(experiment: Experiment, target: Tables, draft: Tables) -> floa
         prefix: Tokens = ()
         for table in draft:
             prefix = (*prefix, chance.draws(table[prefix]))
-        verdict = experiment.judge(
-            TokenTree.chain(prefix),
-            lambda node, prefix=prefix: target[node][prefix[:node]],
-            lambda node, prefix=prefix: draft[node - 1][prefix[: node - 1]],
-            chance.accepts,
-        )
+        verdict = judged(experiment.judge, prefix, target, draft, chance.accepts)
         mean += chance.probability * len(verdict.accepted)
     return mean
 
