@@ -55,7 +55,7 @@ class EngineCore:
         self._outputs = outputs
         self._drafting = drafting
         self._clock = clock
-        self._sampler = Sampler()
+        self._sampler = Sampler(runner.operators)
         self._prompt_logprobs = PromptLogprobs()
         self._requests: dict[str, Request] = {}
         self._records: dict[str, RequestRecord] = {}

@@ -135,7 +135,9 @@ def _parts(
         speculator = build_speculator(config, target, drafts, plan.num_blocks)
     _log_speculation(config, drafts, is_on=speculator is not None)
     cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, target.dtype, target.device)
-    runner = ModelRunner(target.module, cache, choose_backend(target.operators), target.vocab_size)
+    runner = ModelRunner(
+        target.module, cache, choose_backend(target.operators), target.vocab_size, target.operators
+    )
     tokenizer = None if target.tokenizer is None else Tokenizer(target.tokenizer)
     return _Parts(config, target, runner, plan.num_blocks, speculator, tokenizer)
 

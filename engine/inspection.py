@@ -88,7 +88,10 @@ class Inspector:
         """Per history the processed logits of the token behind it, [vocab_size]."""
         rows = self._rows(prompt, histories)
         groups = [self._group(prompt, history, params) for history in histories]
-        return [process_logits(row[None], [group])[0] for row, group in zip(rows, groups, strict=True)]
+        return [
+            process_logits(row[None], [group], self._runner.operators)[0]
+            for row, group in zip(rows, groups, strict=True)
+        ]
 
     def _group(self, prompt: Sequence[int], history: Sequence[int], params: SamplingParams) -> RowGroup:
         return RowGroup(params, [*prompt, *history], len(prompt), self._limits.eos_token_ids)

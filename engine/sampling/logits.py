@@ -42,8 +42,9 @@ class RowOperators(Protocol):
     Attributes:
         truncate_rows: Steps 5 to 8 in place. Takes logits, and float64 [num_rows, 4]: temperature (0 leaves
             a row as it is), top_k, top_p, min_p.
-        choose_rows: The argmax of each row plus its Gumbel noise. Takes logits, and int64 [num_rows], where
-            the noise of each begins; returns int64 [num_rows].
+        top_rows: The highest entries of each row plus its Gumbel noise, highest first and the lowest id among
+            equals. Takes logits, int64 [num_rows], where the noise of each begins, and how many; returns
+            tokens, int64, and scores, float64, both [num_rows, count]: -inf where no more can be chosen.
     """
 
     @property
@@ -51,7 +52,7 @@ class RowOperators(Protocol):
         """See above."""
 
     @property
-    def choose_rows(self) -> Any:
+    def top_rows(self) -> Any:
         """See above."""
 
 

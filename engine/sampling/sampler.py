@@ -130,10 +130,10 @@ def _choose_with(
     noisy = [row for row, key in enumerate(keys) if key is not None]
     starts = noise_starts([key for key in keys if key is not None], processed.device)
     if len(noisy) == len(keys):
-        chosen: torch.Tensor = operators.choose_rows(processed, starts)
+        chosen: torch.Tensor = operators.top_rows(processed, starts, 1)[0][:, 0]
         return chosen
     plain = [row for row, key in enumerate(keys) if key is None]
-    tokens[noisy] = operators.choose_rows(processed[noisy], starts)
+    tokens[noisy] = operators.top_rows(processed[noisy], starts, 1)[0][:, 0]
     tokens[plain] = processed[plain].argmax(dim=-1)
     return tokens
 

@@ -67,7 +67,7 @@ class EngineSubject:
         """See Subject."""
         beginnings = [_as_ids(history) for history in histories]
         return [
-            dict[int | str, float](law)
+            {token: share for token, share in law.items()}  # noqa: C416 -- a wider type of keys
             for law in self._inspector.laws(self._ids(ask), beginnings, ask.params, least)
         ]
 

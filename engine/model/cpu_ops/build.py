@@ -68,7 +68,7 @@ class CpuOperators:
         gate_silu, gate_gelu_tanh: The activation of a gated feed-forward layer.
         rotate: Rotary positions for queries and keys that come from one matrix.
         truncate_rows: Temperature, top_k, top_p and min_p on rows of logits.
-        choose_rows: The argmax of rows of logits under keyed Gumbel noise.
+        top_rows: The highest entries of rows of logits under keyed Gumbel noise.
     """
 
     attend: Any
@@ -79,7 +79,7 @@ class CpuOperators:
     gate_gelu_tanh: Any
     rotate: Any
     truncate_rows: Any
-    choose_rows: Any
+    top_rows: Any
 
 
 def load_operators(cache_dir: Path, prebuilt: Path = PREBUILT) -> CpuOperators | None:

@@ -256,19 +256,23 @@ void truncate_rows(at::Tensor logits, const at::Tensor& options) {
   });
 }
 
-// argmax(row + Gumbel noise) per row; starts: int64 [rows], where the noise of each begins.
-at::Tensor choose_rows(const at::Tensor& logits_, const at::Tensor& starts) {
+// The `count` highest of row + Gumbel noise per row, and their scores; starts: int64 [rows], where the noise of each
+// begins.
+std::tuple<at::Tensor, at::Tensor> top_rows(const at::Tensor& logits_, const at::Tensor& starts, int64_t count) {
   const at::Tensor logits = logits_.contiguous();
   const int64_t rows = logits.size(0), size = logits.size(1);
-  at::Tensor out = at::empty({rows}, starts.options());
+  at::Tensor tokens = at::empty({rows, count}, starts.options());
+  at::Tensor scores = at::empty({rows, count}, logits.options().dtype(at::kDouble));
   const auto* data = logits.const_data_ptr<float>();
   const auto* noise = starts.const_data_ptr<int64_t>();
-  auto* tokens = out.mutable_data_ptr<int64_t>();
+  auto* token_data = tokens.mutable_data_ptr<int64_t>();
+  auto* score_data = scores.mutable_data_ptr<double>();
   for_pieces(rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
-      tokens[row] = sampling::choose(data + row * size, size, static_cast<uint64_t>(noise[row]));
+      sampling::top(data + row * size, size, static_cast<uint64_t>(noise[row]), count, token_data + row * count,
+                    score_data + row * count);
   });
-  return out;
+  return {tokens, scores};
 }
 
 }  // namespace
@@ -288,7 +292,7 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
   library.def(
       "rotate(Tensor qkv, Tensor cosine, Tensor sine, int heads, int kv_heads) -> (Tensor, Tensor, Tensor)");
   library.def("truncate_rows(Tensor(a!) logits, Tensor options) -> ()");
-  library.def("choose_rows(Tensor logits, Tensor starts) -> Tensor");
+  library.def("top_rows(Tensor logits, Tensor starts, int count) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
@@ -300,5 +304,5 @@ TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("gate_gelu_tanh", gate<gelu_tanh>);
   library.impl("rotate", rotate);
   library.impl("truncate_rows", truncate_rows);
-  library.impl("choose_rows", choose_rows);
+  library.impl("top_rows", top_rows);
 }

@@ -107,22 +107,25 @@ inline double at_most(uint64_t bits) {
   return (std::countl_zero(rest) - 10) * 0.6931471805599454;
 }
 
-// argmax(row + noise), the lowest token among equals; not-a-number counts as the highest.
-inline int64_t choose(const float* row, int64_t size, uint64_t start) {
-  int64_t best = std::max_element(row, row + size) - row;
-  double score = row[best] + gumbel(mixed(start, best));
+// The `count` highest of row + noise, highest first and the lowest token among equals. Where fewer can be chosen the
+// rest is token 0 with a score of minus infinity.
+inline void top(const float* row, int64_t size, uint64_t start, int64_t count, int64_t* tokens, double* scores) {
+  std::fill(tokens, tokens + count, 0);
+  std::fill(scores, scores + count, static_cast<double>(NEVER));
   for (int64_t token = 0; token < size; ++token) {
     if (row[token] == NEVER) continue;
     const uint64_t bits = mixed(start, token);
-    if (row[token] + at_most(bits) < score) continue;
-    const double other = row[token] + gumbel(bits);
-    if (other > score || (other == score && token < best) || std::isnan(other)) {
-      best = token;
-      score = other;
-      if (std::isnan(other)) break;
+    if (row[token] + at_most(bits) < scores[count - 1]) continue;
+    const double score = row[token] + gumbel(bits);
+    if (!(score > scores[count - 1])) continue;
+    int64_t place = count - 1;
+    for (; place > 0 && score > scores[place - 1]; --place) {
+      scores[place] = scores[place - 1];
+      tokens[place] = tokens[place - 1];
     }
+    scores[place] = score;
+    tokens[place] = token;
   }
-  return best;
 }
 
 }  // namespace sampling
