@@ -5,6 +5,7 @@ import codecs
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
 from engine.errors import EngineDead, EngineError
 from engine.outputs import (
@@ -66,6 +67,7 @@ class FakeEngine:
     error: Exception = field(default_factory=lambda: EngineDead("the engine loop has ended"))
     ending: FinishReason = FinishReason.STOP
     template_error: Exception | None = None
+    acceptance: AcceptancePolicy = ANY_LOSSLESS
     alive: bool = True
     requests: list[FakeRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -83,6 +85,7 @@ class FakeEngine:
             method="ngram",
             max_draft_tokens=self.drafted_per_step,
             has_chat_template=True,
+            acceptance=self.acceptance,
         )
 
     async def generate(
