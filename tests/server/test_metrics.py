@@ -56,8 +56,8 @@ def test_the_names_are_the_ones_readers_know() -> None:
         spec_decode_num_accepted_tokens_total spec_decode_num_accepted_tokens_per_pos_total
         target_forwards_total request_forwards_total committed_tokens_total spec_decode_accepted_length_bucket
         propose_seconds_bucket forward_seconds_bucket sample_seconds_bucket
-        spec_decode_outgrown_requests_total spec_decode_lossy_requests_total http_requests_total http_request_duration_seconds_bucket
-        build_info
+        spec_decode_outgrown_requests_total spec_decode_lossy_requests_total
+        http_requests_total http_request_duration_seconds_bucket build_info
     """
     for name in expected.split():
         assert f"outrider_{name}" in names
