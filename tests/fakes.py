@@ -5,6 +5,7 @@ import codecs
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
 from engine.errors import EngineDead, EngineError
 from engine.outputs import (
@@ -68,6 +69,7 @@ class FakeEngine:
     ending: FinishReason = FinishReason.STOP
     template_error: Exception | None = None
     trace_error: EngineError | None = None
+    acceptance: AcceptancePolicy = ANY_LOSSLESS
     alive: bool = True
     requests: list[FakeRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -86,6 +88,7 @@ class FakeEngine:
             max_draft_tokens=self.drafted_per_step,
             has_chat_template=True,
             weights="int8",
+            acceptance=self.acceptance,
         )
 
     async def generate(

@@ -59,8 +59,8 @@ def test_the_names_are_the_ones_readers_know() -> None:
         spec_decode_num_accepted_tokens_total spec_decode_num_accepted_tokens_per_pos_total
         target_forwards_total request_forwards_total committed_tokens_total spec_decode_accepted_length_bucket
         propose_seconds_bucket forward_seconds_bucket sample_seconds_bucket
-        spec_decode_outgrown_requests_total http_requests_total http_request_duration_seconds_bucket
-        step_seconds_total build_info
+        spec_decode_outgrown_requests_total spec_decode_lossy_requests_total
+        http_requests_total http_request_duration_seconds_bucket step_seconds_total build_info
     """
     for name in expected.split():
         assert f"outrider_{name}" in names
@@ -103,7 +103,7 @@ def test_a_step_is_added_where_it_belongs() -> None:
         ttft_seconds=(0.1,),
         inter_token_seconds=(0.01, 0.02, 0.03),
         queue_seconds=(0.05,),
-        finished=(FinishedRequest(FinishReason.ABORT, 100, 20, 1.5),),
+        finished=(FinishedRequest(FinishReason.ABORT, 100, 20, 1.5, is_lossless=False),),
     )
     metrics.listener(step)
     metrics.listener(step)
@@ -125,6 +125,7 @@ def test_a_step_is_added_where_it_belongs() -> None:
         "spec_decode_accepted_length_count": 4,
         "spec_decode_accepted_length_sum": 10,
         "spec_decode_outgrown_requests_total": 2,
+        "spec_decode_lossy_requests_total": 2,
         "propose_seconds_sum": 0.004,
         "forward_seconds_sum": 0.06,
         "sample_seconds_sum": 0.008,
