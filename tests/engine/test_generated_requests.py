@@ -20,7 +20,7 @@ from tests.tiny import EOS
 ROOM: dict[str, dict[str, Any]] = {
     "roomy": {},
     "small steps": {"max_num_batched_tokens": 13},
-    "a dry pool": {"num_kv_blocks": 26, "max_num_seqs": 4},
+    "a dry pool": {"num_kv_blocks": 33},
 }
 
 
