@@ -15,11 +15,10 @@ from engine.tree_config import TreeConfig, read_tree
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
-DType = Literal["auto", "float32", "float16", "bfloat16"]
 DraftSampling = Literal["coupled", "greedy"]
 SiblingSampling = Literal["without_replacement", "with_replacement"]
-LinearWeights = Literal["auto", "plain", "packed-fp16", "packed-int8"]
 AcceptanceName = Literal["match", "rejection", "block", "typical"]
+DType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 
 
 class Section(BaseModel):
@@ -34,14 +33,11 @@ class ModelConfig(Section):
     model: str = Field(DEFAULT_MODEL, description="Catalog name, hub id, local folder or GGUF file.")
     revision: str | None = Field(None, description="Branch, tag or commit on the model hub.")
     dtype: DType = Field(
-        "auto", description="Type of the activations; auto: float32 on CPU, bfloat16 on GPU."
+        "auto",
+        description="Type that weights are held in; auto: on a CPU int8, or float16 without C++ operators; "
+        "bfloat16 on a GPU.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    linear_weights: LinearWeights = Field(
-        "auto",
-        description="How linear layers hold weights; auto: on a CPU packed-int8, packed-fp16 without C++ "
-        "operators, else plain.",
-    )
     max_model_len: int | None = Field(
         None, ge=2, description="Tokens that prompt and answer share; default: the model's own limit."
     )
@@ -49,8 +45,8 @@ class ModelConfig(Section):
     chat_template: Path | None = Field(None, description="File with a Jinja chat template to use instead.")
     cache_dir: Path | None = Field(
         None,
-        description="Where converted weights and downloads are kept; default: ~/.cache/outrider, and the "
-        "hub's own cache for what comes from there.",
+        description="Where converted and packed weights and downloads are kept; default: ~/.cache/outrider, "
+        "and the hub's own cache for what comes from there.",
     )
     offline: bool = Field(False, description="Never touch the network.")
 
@@ -144,18 +140,48 @@ class DraftingSection(Section):
 
 
 class NgramSpeculation(DraftingSection):
-    """Prompt lookup (Saxena 2023): the text that followed the last n-gram the last time it occurred."""
+    """Prompt lookup (Saxena 2023): the text that followed the last tokens the last time they occurred."""
 
     method: Literal["ngram"] = "ngram"
-    num_draft_tokens: int = Field(5, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step.")
-    ngram_max: int = Field(3, ge=1, le=32, description="Longest n-gram looked up.")
-    ngram_min: int = Field(2, ge=1, le=32, description="Shortest n-gram looked up.")
+    num_draft_tokens: int = Field(
+        15, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step, at most; fewer where lookups fail."
+    )
+    ngram_max: int = Field(
+        3, ge=1, le=32, description="Longest n-gram indexed; longer matches are found by it, too."
+    )
+    ngram_min: int = Field(1, ge=1, le=32, description="Shortest match.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.ngram_min > self.ngram_max:
             raise ValueError(f"ngram_min ({self.ngram_min}) must not exceed ngram_max ({self.ngram_max})")
         return self
+
+
+class SuffixSpeculation(DraftingSection):
+    """Suffix decoding (Oliaro et al. 2024): what followed before, by counts, here or in earlier answers."""
+
+    method: Literal["suffix"] = "suffix"
+    num_draft_tokens: int = Field(
+        15, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step, at most; fewer where they fail."
+    )
+    suffix_max_depth: int = Field(64, ge=1, le=256, description="Tokens of a match that count, at most.")
+    suffix_factor: float = Field(
+        4.0, gt=0, description="Draft tokens in a row that a match warrants per token of its length."
+    )
+    suffix_min_probability: float = Field(
+        0.1, ge=0, le=1, description="Continuations estimated to be less likely are not drafted."
+    )
+    suffix_tree: bool = Field(True, description="Draft several continuations; else the likeliest alone.")
+    suffix_share: bool = Field(
+        False, description="Draft from the answers to earlier requests of the same API key, too."
+    )
+    suffix_max_cached_requests: int = Field(
+        1000, ge=1, description="With suffix_share: answers kept; the oldest make room."
+    )
+    suffix_max_cached_tokens: int = Field(
+        100_000, ge=2, description="With suffix_share: tokens kept, of about 300 bytes each."
+    )
 
 
 class DraftModelSpeculation(DraftingSection):
@@ -185,6 +211,10 @@ class DraftModelSpeculation(DraftingSection):
     )
     sibling_sampling: SiblingSampling = Field(
         "without_replacement", description="How a tree's siblings are drawn under rejection."
+    )
+
+    probe: bool = Field(
+        True, description="Draft a few tokens at start, and warn if the target accepts hardly any."
     )
 
     @property
@@ -232,7 +262,8 @@ class DraftModelSpeculation(DraftingSection):
 
 
 SpeculationConfig = Annotated[
-    NoSpeculation | NgramSpeculation | DraftModelSpeculation, Field(discriminator="method")
+    NoSpeculation | NgramSpeculation | SuffixSpeculation | DraftModelSpeculation,
+    Field(discriminator="method"),
 ]
 
 

@@ -70,7 +70,10 @@ class Drafting:
         self._speculator.release(request.request_id)
 
     def retire(self, request: Request) -> None:
-        """Forgets a request that ended."""
+        """Forgets a request that ended, but for its text where texts are shared and it takes part."""
+        store = self._speculator.requirements.text_store
+        if store is not None and request.params.speculation.enabled:
+            store.add(request.params.cache_scope, request.token_ids, request.num_prompt_tokens)
         self.release(request)
         self._outgrown.discard(request.request_id)
 

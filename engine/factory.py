@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.admission import EngineLimits
 from engine.client import ModelInfo
@@ -20,8 +20,9 @@ from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
 from engine.sampling_params import Acceptance
 from engine.speculation.base import Speculator
-from engine.speculation.factory import build_speculator, load_drafts, max_draft_nodes
+from engine.speculation.factory import build_speculator, load_drafts, max_draft_nodes, wants_probe
 from engine.speculation.planner import Planner
+from engine.speculation_probe import log_probe, probe_speculation
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -33,11 +34,13 @@ class Engine:
 
     Attributes:
         core: The loop's body.
+        runner: The target, for whoever wants to look at its rows between two steps.
         model: What the server may know of the model.
         tokenizer: The model's; None serves token ids only.
     """
 
     core: EngineCore
+    runner: ModelRunner
     model: ModelInfo
     tokenizer: Tokenizer | None
 
@@ -49,7 +52,15 @@ def build_engine(config: EngineConfig) -> Engine:
         StartupError: A setting cannot hold; the message says what to do.
     """
     target = load_causal_lm(config.model)
-    return assemble(config, target, load_drafts(config.speculation, target, config.model))
+    drafts = load_drafts(config.speculation, target, config.model)
+    parts = _parts(config, target, drafts, None)
+    engine = parts.engine()
+    if engine.tokenizer is None or not wants_probe(config.speculation):
+        return engine
+    # Books of its own: the probe leaves nothing in prefix cache and counters.
+    result = probe_speculation(parts.core(prefix_caching=False), engine.tokenizer)
+    log_probe(result, config.speculation.method)
+    return replace(engine, model=replace(engine.model, probed_acceptance=result.acceptance))
 
 
 def assemble(
@@ -66,6 +77,45 @@ def assemble(
         drafts: The draft models, if the speculation method has any.
         speculator: Used instead of the one the config names.
     """
+    return _parts(config, target, drafts, speculator).engine()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What cores are made of. Two of them must never have work at the same time: they share the caches."""
+
+    config: EngineConfig
+    target: LoadedModel
+    runner: ModelRunner
+    num_blocks: int
+    speculator: Speculator | None
+    tokenizer: Tokenizer | None
+
+    def engine(self) -> Engine:
+        """The engine."""
+        core = self.core(prefix_caching=self.config.cache.prefix_caching)
+        return Engine(
+            core, self.runner, _model_info(self.config, self.target, self.tokenizer), self.tokenizer
+        )
+
+    def core(self, *, prefix_caching: bool) -> EngineCore:
+        """A core with books of its own over the models and caches."""
+        config, target = self.config, self.target
+        kv = KVCacheManager(self.num_blocks, config.cache.block_size, prefix_caching=prefix_caching)
+        scheduler = Scheduler(
+            kv,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        )
+        drafting = _drafting(config, target, self.speculator)
+        return EngineCore(
+            self.runner, scheduler, OutputProcessor(self.tokenizer), _limits(config, target), drafting
+        )
+
+
+def _parts(
+    config: EngineConfig, target: LoadedModel, drafts: Sequence[LoadedModel], speculator: Speculator | None
+) -> _Parts:
     plan = plan_blocks(
         config.cache,
         config.scheduler,
@@ -83,36 +133,19 @@ def assemble(
     )
     if speculator is None:
         speculator = build_speculator(config, target, drafts, plan.num_blocks)
-    tokenizer = None if target.tokenizer is None else Tokenizer(target.tokenizer)
-    kv = KVCacheManager(plan.num_blocks, config.cache.block_size, prefix_caching=config.cache.prefix_caching)
-    scheduler = Scheduler(
-        kv,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-    )
+    _log_speculation(config, drafts, is_on=speculator is not None)
     cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, target.dtype, target.device)
-    runner = ModelRunner(target.module, cache, choose_backend(target.operators), target.vocab_size)
-    drafting = _drafting(config, target, drafts, speculator)
-    core = EngineCore(runner, scheduler, OutputProcessor(tokenizer), _limits(config, target), drafting)
-    return Engine(core, _model_info(config, target, tokenizer), tokenizer)
-
-
-def _limits(config: EngineConfig, target: LoadedModel) -> EngineLimits:
-    return EngineLimits(
-        target.max_model_len,
-        target.vocab_size,
-        target.eos_token_ids,
-        config.scheduler.max_num_queued,
-        config.speculation.policy,
+    runner = ModelRunner(
+        target.module, cache, choose_backend(target.operators), target.vocab_size, target.operators
     )
+    tokenizer = None if target.tokenizer is None else Tokenizer(target.tokenizer)
+    return _Parts(config, target, runner, plan.num_blocks, speculator, tokenizer)
 
 
-def _drafting(
-    config: EngineConfig, target: LoadedModel, drafts: Sequence[LoadedModel], speculator: Speculator | None
-) -> Drafting | None:
-    if speculator is None:
+def _log_speculation(config: EngineConfig, drafts: Sequence[LoadedModel], *, is_on: bool) -> None:
+    if not is_on:
         logger.info("speculation: none")
-        return None
+        return
     logger.info(
         "speculation: %s, %d draft tokens per step%s, accepted by %s",
         config.speculation.method,
@@ -125,6 +158,21 @@ def _drafting(
             "allow_lossy is on: requests with typical acceptance%s do not get the model's own distribution",
             ", the default here," if config.speculation.policy.default is Acceptance.TYPICAL else "",
         )
+
+
+def _limits(config: EngineConfig, target: LoadedModel) -> EngineLimits:
+    return EngineLimits(
+        target.max_model_len,
+        target.vocab_size,
+        target.eos_token_ids,
+        config.scheduler.max_num_queued,
+        config.speculation.policy,
+    )
+
+
+def _drafting(config: EngineConfig, target: LoadedModel, speculator: Speculator | None) -> Drafting | None:
+    if speculator is None:
+        return None
     planner = Planner(
         max_draft_nodes(config.speculation),
         target.max_model_len,
@@ -143,4 +191,5 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         max_draft_tokens=max_draft_nodes(config.speculation),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
         acceptance=config.speculation.policy,
+        weights=target.weights,
     )

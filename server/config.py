@@ -41,6 +41,9 @@ class HttpConfig(Section):
     shutdown_grace_seconds: int = Field(
         30, ge=0, description="Time that running answers get to finish after SIGTERM or Ctrl+C."
     )
+    profiling: bool = Field(
+        False, description="Let clients ask for traces of the engine's steps at /profile; they slow it down."
+    )
     log_level: LogLevel = Field("info", description="Least severe messages that are logged.")
 
     @field_validator("root_path")

@@ -175,7 +175,7 @@ def _join(first: Option, second: Option) -> Option:
     default = first.default
     if second.default != first.default:
         default = (
-            f"{first.default} with {', '.join(first.variants)}, {second.default} with {second.variants[0]}"
+            f"{first.default} with {' and '.join(first.variants)}, {second.default} with {second.variants[0]}"
         )
     return replace(first, default=default, variants=first.variants + second.variants)
 

@@ -8,10 +8,13 @@ from transformers import PreTrainedModel
 from engine.config import (
     CacheConfig,
     DraftModelSpeculation,
+    DType,
     EngineConfig,
     NgramSpeculation,
     NoSpeculation,
     SchedulerConfig,
+    SpeculationConfig,
+    SuffixSpeculation,
 )
 from engine.factory import assemble
 from engine.llm import LLM
@@ -21,20 +24,31 @@ from engine.speculation.base import Speculator
 from tests.operators import operators
 from tests.tiny import byte_tokenizer, tiny_model
 
-METHODS = ("ngram", "draft_model")
+METHODS = ("ngram", "suffix", "draft_model")
 TREES = ("draft_model 3,2,1,1", "draft_model sequoia", "draft_model dynamic", "draft_models 2,1,1")
 """A draft model with a tree; in the last, two draft models feed one."""
 
 
 def load_tiny(
-    arch: str = "llama", seed: int = 0, *, max_model_len: int = 128, noise: float = 0.0, **config: Any
+    arch: str = "llama",
+    seed: int = 0,
+    *,
+    max_model_len: int = 128,
+    noise: float = 0.0,
+    dtype: DType | None = None,
+    **config: Any,
 ) -> LoadedModel:
     """A tiny model as the loader would hand it out; noise moves its weights, for drafts that often agree."""
     module = tiny_model(arch, seed, **config)
     if noise:
         add_noise(module, noise)
     return wrap_model(
-        module, byte_tokenizer(), name="tiny", max_model_len=max_model_len, operators=operators()
+        module,
+        byte_tokenizer(),
+        name="tiny",
+        max_model_len=max_model_len,
+        dtype=dtype,
+        operators=operators(),
     )
 
 
@@ -67,15 +81,22 @@ def build_llm(
         method: The method's name, and after a space the draft model's tree.
         drafting: More settings of the draft model's section, such as its tree.
     """
-    speculation: NoSpeculation | NgramSpeculation | DraftModelSpeculation = NoSpeculation()
+    speculation: SpeculationConfig = NoSpeculation()
     drafts = []
     if method == "ngram":
         speculation = NgramSpeculation(
             num_draft_tokens=num_draft_tokens, ngram_min=1, allow_lossy=allow_lossy
         )
+    elif method == "suffix":
+        speculation = SuffixSpeculation(
+            num_draft_tokens=num_draft_tokens, suffix_share=True, allow_lossy=allow_lossy
+        )
     elif method.startswith("draft_model"):
         name, _, tree = method.partition(" ")
-        drafting |= {"tree": tree} if tree else {"num_draft_tokens": num_draft_tokens}
+        if tree:
+            drafting["tree"] = tree
+        if "tree" not in drafting:
+            drafting["num_draft_tokens"] = num_draft_tokens
         drafts = [draft or load_tiny(noise=0.1)]
         if name == "draft_models":
             drafts.append(load_tiny(noise=0.05))

@@ -59,12 +59,15 @@ def _recorded(tree: TokenTree, like: torch.Tensor) -> LawAt:
 def _sibling_coins(tree: TokenTree, group: RowGroup) -> Accepts:
     """Coins keyed by position and rank: of a step's walk only one node per level has children to try."""
     depths = tree.depths()
+    coins: dict[int, float] = {}
 
     def accepts(node: int, chance: float) -> bool:
-        siblings = tree.children(tree.parents[node - 1])
-        key = group.noise_key(depths[node] - 1, Stream.ACCEPT)
-        coins = uniform_rows([key], len(siblings), _CPU)[0].tolist()
-        return bool(coins[siblings.index(node)] < chance)
+        if node not in coins:
+            siblings = tree.children(tree.parents[node - 1])
+            key = group.noise_key(depths[node] - 1, Stream.ACCEPT)
+            row = uniform_rows([key], len(siblings), _CPU)[0].tolist()
+            coins.update(zip(siblings, row, strict=True))
+        return coins[node] < chance
 
     return accepts
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.sampling_params import SamplingParams
+from engine.speculation.text_store import TextStore
 from engine.token_tree import MAX_NODES, TokenTree
 
 
@@ -19,11 +20,13 @@ class Requirements:
     Attributes:
         has_cache: It keeps key/value tensors indexed by the engine's block tables.
         max_model_len: It cannot draft behind this many tokens; None is no limit of its own.
+        text_store: Where the engine shall put the texts of requests that have ended; None is nowhere.
         branches: Its trees may have more nodes than levels, so that short room costs levels and not nodes.
     """
 
     has_cache: bool = False
     max_model_len: int | None = None
+    text_store: TextStore | None = None
     branches: bool = False
 
 

@@ -181,6 +181,7 @@ class DraftModelSpeculator:
             return
         groups = [tree.row_group() for tree in trees]
         wishes = [wish for tree, group in zip(trees, groups, strict=True) for wish in tree.wishes(group)]
-        children = iter(draw_children(process_logits(logits, groups), wishes))
+        operators = self._runner.operators
+        children = iter(draw_children(process_logits(logits, groups, operators), wishes, operators))
         for tree, group in zip(trees, groups, strict=True):
             tree.add([next(children) for _ in group.paths])

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.acceptance import proposal_for
-from engine.sampling.logits import chunks
-from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, uniform_rows
+from engine.sampling.logits import RowOperators, chunks
+from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, noise_starts, uniform_rows
 from engine.sampling_params import SamplingParams
 from engine.token_tree import Proposal
 
@@ -79,7 +79,9 @@ class Child:
     distribution: torch.Tensor | None = None
 
 
-def draw_children(processed: torch.Tensor, wishes: Sequence[RowWish]) -> list[list[Child]]:
+def draw_children(
+    processed: torch.Tensor, wishes: Sequence[RowWish], operators: RowOperators | None = None
+) -> list[list[Child]]:
     """Draws the children of each row; fewer than wanted where no more tokens can be chosen.
 
     The top m of log q plus Gumbel noise are m draws without replacement, in order (Kool et al. 2019); with
@@ -88,18 +90,26 @@ def draw_children(processed: torch.Tensor, wishes: Sequence[RowWish]) -> list[li
     Args:
         processed: The draft's logits after `process_logits`, [num_rows, vocab_size].
         wishes: One per row.
+        operators: What to do it with; None takes plain torch.
     """
     children: list[list[Child]] = []
     for chunk in chunks(range(len(wishes)), processed.shape[1]):
         part = slice(chunk[0], chunk[-1] + 1)
-        children += _draw(processed[part], wishes[part])
+        children += _draw(processed[part], wishes[part], operators)
     return children
 
 
-def _draw(rows: torch.Tensor, wishes: Sequence[RowWish]) -> list[list[Child]]:
-    scores = _scores(rows, [wish.key for wish in wishes])
-    totals = scores.logsumexp(dim=-1).tolist() if any(wish.needs_probabilities for wish in wishes) else None
-    tokens, values = _highest(scores, max(wish.width for wish in wishes))
+def _draw(rows: torch.Tensor, wishes: Sequence[RowWish], operators: RowOperators | None) -> list[list[Child]]:
+    width = max(wish.width for wish in wishes)
+    totals = None
+    if operators is not None and all(wish.key and not wish.needs_probabilities for wish in wishes):
+        starts = noise_starts([wish.key for wish in wishes if wish.key is not None], rows.device)
+        tokens, values = (part.tolist() for part in operators.top_rows(rows, starts, width))
+    else:
+        scores = _scores(rows, [wish.key for wish in wishes])
+        if any(wish.needs_probabilities for wish in wishes):
+            totals = scores.logsumexp(dim=-1).tolist()
+        tokens, values = _highest(scores, width)
     children: list[list[Child]] = []
     for place, wish in enumerate(wishes):
         drawn = wish.proposal.is_drawn and wish.key is not None

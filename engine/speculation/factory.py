@@ -9,6 +9,7 @@ from engine.config import (
     NgramSpeculation,
     NoSpeculation,
     SpeculationConfig,
+    SuffixSpeculation,
 )
 from engine.model.attention.choice import choose_backend
 from engine.model.kv_cache import PagedKVCache
@@ -16,6 +17,7 @@ from engine.model.loader import LoadedModel, load_causal_lm
 from engine.model.model_runner import ModelRunner
 from engine.model.vocabulary import check_same_vocabulary
 from engine.speculation.base import Speculator
+from engine.speculation.continuation import GrowthRules
 from engine.speculation.draft_model import DraftLimits, DraftModelSpeculator
 from engine.speculation.drawing import DrawingStyle
 from engine.speculation.growth import (
@@ -27,6 +29,8 @@ from engine.speculation.growth import (
 )
 from engine.speculation.ngram import NgramSpeculator
 from engine.speculation.several import SeveralSpeculators
+from engine.speculation.suffix import SuffixSpeculator
+from engine.speculation.text_store import TextStore
 from engine.speculation.tree_shape import PRIOR_RATES, likeliest_shape
 from engine.tree_config import DynamicTree, SequoiaTree, StaticTree
 
@@ -58,7 +62,7 @@ def load_drafts(
                 drafts.append(load_causal_lm(model_config.model_copy(update=own)))
                 check_same_vocabulary(target, drafts[-1])
             return drafts
-        case NoSpeculation() | NgramSpeculation():
+        case NoSpeculation() | NgramSpeculation() | SuffixSpeculation():
             return []
 
 
@@ -69,6 +73,15 @@ def max_draft_nodes(speculation: SpeculationConfig) -> int:
             return max_nodes
         case _:
             return speculation.num_draft_tokens
+
+
+def wants_probe(speculation: SpeculationConfig) -> bool:
+    """Whether a start should try the method out: where a model drafts, which may be the wrong one."""
+    match speculation:
+        case DraftModelSpeculation(probe=probe):
+            return probe
+        case _:
+            return False
 
 
 def build_speculator(
@@ -87,6 +100,8 @@ def build_speculator(
             return None
         case NgramSpeculation(ngram_min=ngram_min, ngram_max=ngram_max):
             return NgramSpeculator(ngram_min, ngram_max, target.eos_token_ids)
+        case SuffixSpeculation() as suffix:
+            return _suffix_speculator(suffix, target.eos_token_ids)
         case DraftModelSpeculation():
             speculators = [_draft_with(draft, config, target, num_blocks) for draft in drafts]
             return speculators[0] if len(speculators) == 1 else SeveralSpeculators(speculators)
@@ -99,7 +114,7 @@ def _draft_with(
     assert isinstance(speculation, DraftModelSpeculation), "only this method drafts with a model"
     cache = PagedKVCache(draft.layers, num_blocks, config.cache.block_size, draft.dtype, draft.device)
     return DraftModelSpeculator(
-        ModelRunner(draft.module, cache, choose_backend(draft.operators), target.vocab_size),
+        ModelRunner(draft.module, cache, choose_backend(draft.operators), target.vocab_size, draft.operators),
         DraftLimits(draft.max_model_len, config.scheduler.max_num_batched_tokens),
         target.eos_token_ids,
         _gardener(speculation.tree),
@@ -121,3 +136,11 @@ def _gardener(tree: StaticTree | SequoiaTree | DynamicTree | None) -> Gardener:
             return SequoiaGardener(max_nodes, max_depth)
         case DynamicTree(max_nodes=max_nodes, max_depth=max_depth, top_k=top_k):
             return DynamicGardener(max_nodes, max_depth, top_k)
+
+
+def _suffix_speculator(config: SuffixSpeculation, eos_token_ids: frozenset[int]) -> SuffixSpeculator:
+    store = None
+    if config.suffix_share:
+        store = TextStore(config.suffix_max_cached_requests, config.suffix_max_cached_tokens)
+    rules = GrowthRules(config.suffix_factor, config.suffix_min_probability, config.suffix_tree)
+    return SuffixSpeculator(rules, config.suffix_max_depth, eos_token_ids, store)

@@ -1,14 +1,19 @@
-"""The same tokens with speculation on and off: every method, option, batch, chunking and preemption."""
+"""The same tokens with speculation on and off: every method, option, batch, chunking and preemption.
+
+Most tests run on float32 weights; what every type of weights has to hold by itself is run on all of them.
+"""
 
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
+from engine.config import DType
 from engine.llm import Completion
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from tests.engine.answers import assert_clean, essence
 from tests.engines import METHODS, TREES, build_llm, load_tiny
+from tests.operators import need_operators
 from tests.tiny import EOS
 
 PROMPTS = [
@@ -64,10 +69,13 @@ OPTIONS = {
 SOME_TREES = [(TREES[place % len(TREES)], option) for place, option in enumerate(OPTIONS)]
 
 
+PACKED: tuple[DType, ...] = ("float16", "int8")
+
+
 @cache
-def plain_answers(option: str) -> list[Completion]:
+def plain_answers(option: str, dtype: DType = "float32") -> list[Completion]:
     """Each prompt alone in a plain engine: what every other run is held against."""
-    llm = build_llm("none", prefix_caching=False)
+    llm = build_llm("none", target=load_tiny(dtype=dtype), prefix_caching=False)
     return [llm.generate([prompt], OPTIONS[option])[0] for prompt in PROMPTS]
 
 
@@ -208,6 +216,40 @@ def test_several_choices_of_one_prompt(method: str) -> None:
         alone = [expected.generate([prompt], wish)[0] for wish in wishes]
         assert [essence(answer) for answer in answers] == [essence(answer) for answer in alone]
     assert_clean(llm)
+
+
+@pytest.mark.parametrize("dtype", PACKED)
+@pytest.mark.parametrize("method", [*METHODS, "draft_model 3,2,1,1"])
+def test_packed_weights(method: str, dtype: DType) -> None:
+    """Alone, batched, in chunks, preempted, behind cached prefixes: all in one run for each method."""
+    need_operators()
+    options = ["greedy", "seeded, everything", "greedy, logprobs"]
+    target, draft = load_tiny(dtype=dtype), load_tiny(noise=0.1, dtype=dtype)
+    mixed = [(prompt, options[index % 3]) for index, prompt in enumerate(PROMPTS)]
+    expected = [essence(plain_answers(option, dtype)[PROMPTS.index(prompt)]) for prompt, option in mixed]
+    tight = build_llm(method, target=target, draft=draft, num_kv_blocks=33, max_num_batched_tokens=17)
+    core = tight._core
+    taken = []
+    core.take_stats, take = lambda: taken.append(take()) or taken[-1], core.take_stats  # type: ignore
+    prompts, wishes = [prompt for prompt, _ in mixed], [OPTIONS[option] for _, option in mixed]
+    assert [essence(answer) for answer in tight.generate(prompts, wishes)] == expected
+    assert sum(stats.num_preemptions for stats in taken) > 0
+    roomy = build_llm(method, target=target, draft=draft)
+    assert [essence(answer) for answer in roomy.generate(prompts, wishes)] == expected
+    alone = [roomy.generate([prompt], OPTIONS[option])[0] for prompt, option in mixed]
+    assert [essence(answer) for answer in alone] == expected
+    assert accepted(alone) > 10
+    assert sum(answer.num_cached_tokens for answer in alone) > 0
+    assert_clean(tight)
+    assert_clean(roomy)
+
+
+def test_weights_of_another_type_are_another_model() -> None:
+    """The runs above would also agree if all of them ran on float32."""
+    need_operators()
+    floats = [plain_answers("greedy, logprobs", dtype)[0].logprobs for dtype in ("float32", *PACKED)]
+    assert floats[0] != floats[1]
+    assert floats[1] != floats[2]
 
 
 def test_aborted_neighbours_change_nothing() -> None:

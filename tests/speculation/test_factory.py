@@ -35,7 +35,7 @@ def make_config(speculation: SpeculationConfig, tmp_path: Path) -> EngineConfig:
             device="cpu",
             max_model_len=100_000,
             chat_template=tmp_path / "missing.jinja",
-            linear_weights="plain",
+            dtype="float32",
             cache_dir=tmp_path / "cache",
             offline=True,
         ),

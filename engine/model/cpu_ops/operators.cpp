@@ -20,6 +20,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "int8.h"
+#include "sampling.h"
 
 namespace {
 
@@ -239,6 +240,41 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rotate(const at::Tensor& qkv_, co
   return {by_head.narrow(1, 0, heads), by_head.narrow(1, heads, kv_heads), by_head.narrow(1, heads + kv_heads, kv_heads)};
 }
 
+// Truncates rows of logits in place. options: float64 [rows, 4]: temperature (0 leaves the row as it is), top_k (0 is
+// off), top_p, min_p.
+void truncate_rows(at::Tensor logits, const at::Tensor& options) {
+  TORCH_CHECK(logits.is_contiguous() && options.is_contiguous(), "rows and options must lie together");
+  const int64_t rows = logits.size(0), size = logits.size(1);
+  auto* data = logits.mutable_data_ptr<float>();
+  const auto* wanted = options.const_data_ptr<double>();
+  for_pieces(rows, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch;
+    for (int64_t row = begin; row < end; ++row) {
+      const double* values = wanted + 4 * row;
+      sampling::truncate(data + row * size, size, {values[0], values[1], values[2], values[3]}, scratch);
+    }
+  });
+}
+
+// The `count` highest of row + Gumbel noise per row, and their scores; starts: int64 [rows], where the noise of each
+// begins.
+std::tuple<at::Tensor, at::Tensor> top_rows(const at::Tensor& logits_, const at::Tensor& starts, int64_t count) {
+  const at::Tensor logits = logits_.contiguous();
+  const int64_t rows = logits.size(0), size = logits.size(1);
+  at::Tensor tokens = at::empty({rows, count}, starts.options());
+  at::Tensor scores = at::empty({rows, count}, logits.options().dtype(at::kDouble));
+  const auto* data = logits.const_data_ptr<float>();
+  const auto* noise = starts.const_data_ptr<int64_t>();
+  auto* token_data = tokens.mutable_data_ptr<int64_t>();
+  auto* score_data = scores.mutable_data_ptr<double>();
+  for_pieces(rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      sampling::top(data + row * size, size, static_cast<uint64_t>(noise[row]), count, token_data + row * count,
+                    score_data + row * count);
+  });
+  return {tokens, scores};
+}
+
 }  // namespace
 
 TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
@@ -255,6 +291,8 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
   library.def("gate_gelu_tanh(Tensor x) -> Tensor");
   library.def(
       "rotate(Tensor qkv, Tensor cosine, Tensor sine, int heads, int kv_heads) -> (Tensor, Tensor, Tensor)");
+  library.def("truncate_rows(Tensor(a!) logits, Tensor options) -> ()");
+  library.def("top_rows(Tensor logits, Tensor starts, int count) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
@@ -265,4 +303,6 @@ TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("gate_silu", gate<silu>);
   library.impl("gate_gelu_tanh", gate<gelu_tanh>);
   library.impl("rotate", rotate);
+  library.impl("truncate_rows", truncate_rows);
+  library.impl("top_rows", top_rows);
 }
