@@ -1,6 +1,5 @@
 """Engines around tiny models, for the tests of everything above the models."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +25,8 @@ from tests.operators import operators
 from tests.tiny import byte_tokenizer, tiny_model
 
 METHODS = ("ngram", "suffix", "draft_model")
+TREES = ("draft_model 3,2,1,1", "draft_model sequoia", "draft_model dynamic", "draft_models 2,1,1")
+"""A draft model with a tree; in the last, two draft models feed one."""
 
 
 def load_tiny(
@@ -64,7 +65,6 @@ def build_llm(
     *,
     target: LoadedModel | None = None,
     draft: LoadedModel | None = None,
-    extra_drafts: Sequence[LoadedModel] = (),
     speculator: Speculator | None = None,
     num_draft_tokens: int = 4,
     num_kv_blocks: int = 256,
@@ -78,6 +78,7 @@ def build_llm(
     """An engine with room to spare; tests make it small where they need it small.
 
     Args:
+        method: The method's name, and after a space the draft model's tree.
         drafting: More settings of the draft model's section, such as its tree.
     """
     speculation: SpeculationConfig = NoSpeculation()
@@ -90,11 +91,17 @@ def build_llm(
         speculation = SuffixSpeculation(
             num_draft_tokens=num_draft_tokens, suffix_share=True, allow_lossy=allow_lossy
         )
-    elif method == "draft_model":
+    elif method.startswith("draft_model"):
+        name, _, tree = method.partition(" ")
+        if tree:
+            drafting["tree"] = tree
         if "tree" not in drafting:
             drafting["num_draft_tokens"] = num_draft_tokens
+        drafts = [draft or load_tiny(noise=0.1)]
+        if name == "draft_models":
+            drafts.append(load_tiny(noise=0.05))
+            drafting["extra_draft_models"] = ("another",)
         speculation = DraftModelSpeculation(draft_model="tiny", allow_lossy=allow_lossy, **drafting)
-        drafts = [draft or load_tiny(noise=0.1), *extra_drafts]
     config = EngineConfig(
         cache=CacheConfig(block_size=block_size, num_kv_blocks=num_kv_blocks, prefix_caching=prefix_caching),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
