@@ -16,7 +16,7 @@ from engine.sampling_params import SamplingParams
 from engine.speculation.factory import load_draft
 from server.bench.prompts import Prompt
 from server.bench.records import DraftCounts
-from server.verify.subject import Answer, Ask, Entry, History, Law, OnDone, first_difference
+from server.verify.subject import Answer, Ask, Entry, History, Law, OnDone, Token, first_difference
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,10 @@ class EngineSubject:
     def laws(self, ask: Ask, histories: Sequence[History], least: float) -> list[Law] | None:
         """See Subject."""
         beginnings = [_as_ids(history) for history in histories]
-        return [{**law} for law in self._inspector.laws(self._ids(ask), beginnings, ask.params, least)]
+        return [
+            dict[Token, float](law.items())
+            for law in self._inspector.laws(self._ids(ask), beginnings, ask.params, least)
+        ]
 
     def _batch(self, asks: Sequence[Ask]) -> list[Answer]:
         try:
