@@ -16,7 +16,7 @@ from engine.sampling_params import SamplingParams
 from engine.speculation.factory import load_drafts
 from server.bench.prompts import Prompt
 from server.bench.records import DraftCounts
-from server.verify.subject import Answer, Ask, Entry, History, Law, OnDone, first_difference
+from server.verify.subject import Answer, Ask, Entry, History, Law, OnDone, Token, first_difference
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class EngineSubject:
         """See Subject."""
         beginnings = [_as_ids(history) for history in histories]
         return [
-            {token: share for token, share in law.items()}  # noqa: C416 -- a wider type of keys
+            dict[Token, float](law.items())
             for law in self._inspector.laws(self._ids(ask), beginnings, ask.params, least)
         ]
 
