@@ -58,7 +58,7 @@ def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> 
     assert by_flags.engine.model.offline
     assert not by_flags.engine.cache.prefix_caching
     assert by_flags.engine.speculation == DraftModelSpeculation(
-        draft_model="7", draft_revision="7", num_draft_tokens=5
+        draft_model="7", draft_revision="7", num_draft_tokens=5, probe=False
     )
 
 
