@@ -27,6 +27,8 @@ PROMPTS = (
 )
 MAX_TOKENS = 24
 MAX_SECONDS = 4.0
+# The prompts' step, and three that check a draft for each of them: taken however slow the machine is.
+MIN_STEPS = 4
 
 # A draft of the right family has its first token accepted in half of the steps or more, a wrong one now and
 # then where the text is a matter of course.
@@ -73,7 +75,7 @@ class ProbeResult:
 def probe_speculation(
     core: EngineCore, tokenizer: Tokenizer, clock: Callable[[], float] = time.perf_counter
 ) -> ProbeResult:
-    """Continues a few texts greedily, for MAX_SECONDS at most.
+    """Continues a few texts greedily, for MAX_SECONDS at most unless MIN_STEPS take longer.
 
     Args:
         core: An engine core without work, which is left without work. Its counters and its prefix cache are
@@ -90,8 +92,10 @@ def probe_speculation(
             params = SamplingParams(temperature=0.0, max_tokens=min(MAX_TOKENS, room), ignore_eos=True)
             request_ids.append(f"probe-{number}")
             core.add_request(request_ids[-1], token_ids, params)
-    while core.has_work and clock() - began < MAX_SECONDS:
+    num_steps = 0
+    while core.has_work and (num_steps < MIN_STEPS or clock() - began < MAX_SECONDS):
         core.step()
+        num_steps += 1
     for request_id in request_ids:
         core.abort(request_id)
     return _result(core.take_stats(), clock() - began)

@@ -12,7 +12,15 @@ from engine.llm import LLM
 from engine.outputs import StepStats
 from engine.sampling_params import SamplingParams
 from engine.speculation.factory import wants_probe
-from engine.speculation_probe import MAX_SECONDS, ProbeResult, log_probe, probe_speculation
+from engine.speculation_probe import (
+    MAX_SECONDS,
+    MIN_DRAFTS,
+    MIN_STEPS,
+    PROMPTS,
+    ProbeResult,
+    log_probe,
+    probe_speculation,
+)
 from tests.engine.answers import assert_clean, essence
 from tests.engines import build_llm, load_tiny
 from tests.tiny import byte_tokenizer, save_tiny, tiny_model
@@ -102,7 +110,7 @@ def test_it_ends_in_time_and_leaves_no_request() -> None:
     llm = build_llm("draft_model")
     times = iter(range(0, 1000, int(MAX_SECONDS)))
     result = probe_speculation(llm._core, llm.tokenizer, lambda: next(times))
-    assert result.num_drafts == 0
+    assert result.num_drafts == (MIN_STEPS - 1) * len(PROMPTS) == MIN_DRAFTS
     assert_clean(llm)
 
 
