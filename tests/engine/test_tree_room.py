@@ -1,6 +1,7 @@
 """Trees where room is short: at the end of the answer, of the context, of the pool and of the step."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,8 @@ def test_short_answers(tree: str, max_tokens: int, wishes: SamplingParams) -> No
 def test_a_draft_of_a_shorter_context(arch: str, caplog: pytest.LogCaptureFixture) -> None:
     """GPT-2's draft has a row per position: a tree that reached past the last one would fail."""
     model = load_tiny(arch)
-    draft = load_tiny(arch, noise=0.05, max_model_len=40, **({"n_positions": 40} if arch == "gpt2" else {}))
+    shorter: dict[str, Any] = {"n_positions": 40} if arch == "gpt2" else {}
+    draft = load_tiny(arch, noise=0.05, max_model_len=40, **shorter)
     plain = build_llm("none", target=model).generate([PROMPT], GREEDY)[0]
     llm = build_llm(WIDE, target=model, draft=draft)
     answer = run(llm, {"a": (PROMPT, GREEDY)})["a"]

@@ -36,7 +36,9 @@ def assert_law(drawn: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) 
 
 def test_distinct_siblings_have_the_law_of_draws_without_replacement() -> None:
     q = Q.tolist()
-    law = {(a, b): q[a] * q[b] / (1 - q[a]) for a, b in permutations(range(4), 2)}
+    law: dict[tuple[int, ...], float] = {
+        (a, b): q[a] * q[b] / (1 - q[a]) for a, b in permutations(range(4), 2)
+    }
     assert_law(draw_many(Proposal.SAMPLED_DISTINCT, 2), law)
 
 

@@ -43,7 +43,9 @@ def test_requirements_are_those_of_all() -> None:
         scripted(2, requirements=Requirements(max_model_len=70)),
         scripted(3),
     ]
-    assert SeveralSpeculators(members).requirements == Requirements(True, 70, True)
+    assert SeveralSpeculators(members).requirements == Requirements(
+        has_cache=True, max_model_len=70, branches=True
+    )
     assert SeveralSpeculators([scripted(3)]).requirements == Requirements(branches=True)
 
 
