@@ -41,11 +41,13 @@ class DraftTraits:
         branches: Its nodes may have several children.
         selects: Which of the tokens that it drew become nodes depends on what they are, as in dynamic trees
             and where unlikely tokens are dropped.
+        merges: Siblings may come from different drafts, each with a distribution of its own.
     """
 
     draws: bool = False
     branches: bool = False
     selects: bool = False
+    merges: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ class AcceptancePolicy:
             return (
                 f"{self.method} is set to keep or drop tokens by what they are: {acceptance} holds only for "
                 "drafts of a fixed shape"
+            )
+        if self.traits.merges:
+            return (
+                f"{self.method} is set to merge several drafts into one tree: {acceptance} judges tokens by "
+                "the one distribution they were drawn from"
             )
         if acceptance is Acceptance.BLOCK and self.traits.branches:
             return f"block judges chains, but {self.method} is set to draft trees: rejection is for those"

@@ -78,6 +78,8 @@ class SamplingParams:
         skip_special_tokens: Leave special tokens out of the text.
         include_stop_str_in_output: Keep the stop string that ended the answer.
         speculation: This request's say in its speculation.
+        cache_scope: Whose request this is, opaque: what the engine keeps of its text to draft from serves
+            later requests of the same scope and no others.
     """
 
     max_tokens: int | None = None
@@ -100,6 +102,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    cache_scope: str = ""
 
     def __post_init__(self) -> None:
         _check_lengths(self.max_tokens, self.min_tokens)

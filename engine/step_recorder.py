@@ -1,8 +1,9 @@
 """StepRecorder: gathers what one step did, and each request's clock, into StepStats."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.outputs import FinishedRequest, FinishReason, SpeculationStats, StepStats
+from engine.outputs import FinishedRequest, FinishReason, SpeculationStats, StepPart, StepStats
 
 
 @dataclass(slots=True)
@@ -54,9 +55,7 @@ class StepRecorder:
     num_request_forwards: int = 0
     num_outgrown: int = 0
     num_draft_tokens: int = 0
-    propose_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    sample_seconds: float = 0.0
+    part_seconds: Mapping[StepPart, float] = field(default_factory=dict)
     _accepted_lengths: list[int] = field(default_factory=list)
     _ttft: list[float] = field(default_factory=list)
     _inter_token: list[float] = field(default_factory=list)
@@ -119,9 +118,7 @@ class StepRecorder:
             num_accepted_tokens=sum(self._accepted_lengths),
             accepted_lengths=tuple(self._accepted_lengths),
             num_outgrown=self.num_outgrown,
-            propose_seconds=self.propose_seconds,
-            forward_seconds=self.forward_seconds,
-            sample_seconds=self.sample_seconds,
+            part_seconds=self.part_seconds,
             ttft_seconds=tuple(self._ttft),
             inter_token_seconds=tuple(self._inter_token),
             queue_seconds=tuple(self._queue),

@@ -6,16 +6,27 @@ is replaced where its children say that it might be one, and a trial with random
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 
 from engine.model.attention.interface import LayerOptions
 from engine.model.cpu_ops.build import CpuOperators
+from engine.model.fused_layers import (
+    Activation,
+    AttentionSettings,
+    FusedAttention,
+    FusedMlp,
+    FusedNorm,
+    MlpSettings,
+    NormSettings,
+    Settings,
+)
+from engine.model.merging import GATE_UP, QKV, find_linears, merge_linear
 
 logger = logging.getLogger(__name__)
 
@@ -24,56 +35,73 @@ _TOLERANCE = 1e-4
 """Largest difference relative to a row's largest result: other orders of summation make 1e-6."""
 
 
-def fuse_layers(module: nn.Module, operators: CpuOperators) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class FusedPart:
+    """A part of a model that was replaced.
+
+    Attributes:
+        path: Its name in the model.
+        settings: Of the layer that replaced it.
+    """
+
+    path: str
+    settings: Settings
+
+
+def fuse_layers(module: nn.Module, operators: CpuOperators) -> tuple[FusedPart, ...]:
     """Replaces what can be, in place.
 
     Args:
         module: A float32 model on a CPU with its plain weights.
         operators: The C++ operators.
-
-    Returns:
-        How many parts of each kind were replaced.
     """
-    counts = {"norms": 0, "feed-forward": 0, "attention": 0}
-    makers: dict[str, _Maker] = {"norms": fused_norm, "feed-forward": fused_mlp, "attention": fused_attention}
-    for parent, name, child in list(_children(module)):
-        for kind, make in makers.items():
+    parts = []
+    for path, child in [(path, child) for path, child in module.named_modules() if path]:
+        for make in (fused_norm, fused_mlp, fused_attention):
             if (fused := make(child, operators)) is not None:
-                setattr(parent, name, fused)
-                counts[kind] += 1
+                module.set_submodule(path, fused)
+                parts.append(FusedPart(path, fused.settings))
                 break
-    logger.info("fused %s", ", ".join(f"{count} {kind}" for kind, count in counts.items()))
-    return counts
+    counts = Counter(part.settings.kind for part in parts)
+    logger.info("fused layers: %s", ", ".join(f"{n} {kind}" for kind, n in counts.items()) or "none")
+    return tuple(parts)
 
 
-_Maker = Callable[[nn.Module, CpuOperators], nn.Module | None]
-
-
-def _children(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    for parent in module.modules():
-        for name, child in parent.named_children():
-            yield parent, name, child
-
-
-class FusedNorm(nn.Module):
-    """RMSNorm as one operator.
+def restore_fused_layers(module: nn.Module, parts: Sequence[FusedPart], operators: CpuOperators) -> None:
+    """Replaces the parts that `fuse_layers` replaced in an equal model; no trial is made.
 
     Args:
-        weight: float32 [size].
-        eps: Added to the mean square.
+        module: A model as transformers builds it; its weights may lie on the meta device.
+        parts: What was replaced.
         operators: The C++ operators.
     """
+    for part in parts:
+        fused = _rebuilt(module.get_submodule(part.path), part.settings, operators)
+        module.set_submodule(part.path, fused)
 
-    def __init__(self, weight: torch.Tensor, eps: float, operators: CpuOperators) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self._eps = eps
-        self._rms_norm = operators.rms_norm
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [..., size], both ways."""
-        result: torch.Tensor = self._rms_norm(x, self.weight, self._eps)
-        return result
+def _rebuilt(child: nn.Module, settings: Settings, operators: CpuOperators) -> nn.Module:
+    match settings:
+        case NormSettings(eps=eps):
+            return FusedNorm(child.get_parameter("weight").detach(), eps, operators)
+        case MlpSettings(activation=activation):
+            *pair, down = _found(child, (*GATE_UP, "down_proj"))
+            return FusedMlp(_merged(pair), down, activation, operators)
+        case AttentionSettings():
+            *three, out = _found(child, (*QKV, "o_proj"))
+            return FusedAttention(_merged(three), out, settings, operators)
+
+
+def _found(child: nn.Module, names: Sequence[str]) -> list[nn.Linear]:
+    layers = find_linears(child, names)
+    assert layers is not None, "the part was fused before"
+    return layers
+
+
+def _merged(layers: Sequence[nn.Linear]) -> nn.Linear:
+    merged = merge_linear(layers)
+    assert merged is not None, "the layers were merged before"
+    return merged
 
 
 def fused_norm(module: nn.Module, operators: CpuOperators) -> FusedNorm | None:
@@ -91,79 +119,21 @@ def fused_norm(module: nn.Module, operators: CpuOperators) -> FusedNorm | None:
     return None
 
 
-class FusedMlp(nn.Module):
-    """down(activation(gate(x)) * up(x)), with gate and up as one matrix.
-
-    Args:
-        gate_up: Both layers, one below the other.
-        down: The last layer.
-        gate: The operator that multiplies.
-    """
-
-    def __init__(self, gate_up: nn.Linear, down: nn.Linear, gate: Any) -> None:
-        super().__init__()
-        self.gate_up_proj = gate_up
-        self.down_proj = down
-        self._gate = gate
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [..., hidden_size], both ways."""
-        result: torch.Tensor = self.down_proj(self._gate(self.gate_up_proj(x)))
-        return result
-
-
 def fused_mlp(module: nn.Module, operators: CpuOperators) -> FusedMlp | None:
     """An equal gated feed-forward layer, or None."""
-    layers = _linears(module, ("gate_proj", "up_proj", "down_proj"))
+    layers = find_linears(module, (*GATE_UP, "down_proj"))
     if layers is None or len(dict(module.named_children())) > 4 or _own_parameters(module):
         return None
     gate, up, down = layers
     if (merged := merge_linear([gate, up])) is None or gate.out_features != up.out_features:
         return None
     x = _trial(gate.in_features)
-    for operator in (operators.gate_silu, operators.gate_gelu_tanh):
-        fused = FusedMlp(merged, down, operator)
+    activations: tuple[Activation, ...] = ("silu", "gelu_tanh")
+    for activation in activations:
+        fused = FusedMlp(merged, down, activation, operators)
         if _equal(partial(module, x), partial(fused, x)):
             return fused
     return None
-
-
-class FusedAttention(nn.Module):
-    """Rotary attention whose queries, keys and values come from one matrix.
-
-    Args:
-        qkv: The three layers, one below the other.
-        out: The last layer.
-        layer: Index of the layer.
-        trial: What the module that is replaced asked of attention.
-        operators: The C++ operators.
-    """
-
-    def __init__(
-        self, qkv: nn.Linear, out: nn.Linear, layer: int, trial: "_Recorder", operators: CpuOperators
-    ) -> None:
-        super().__init__()
-        self.qkv_proj = qkv
-        self.o_proj = out
-        self.layer_idx = layer
-        self._options = trial.options[0]
-        self._num_heads, self._num_kv_heads = trial.query.shape[1], trial.key.shape[1]
-        self._rotate = operators.rotate
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        *,
-        outrider: Any,
-        **_: object,
-    ) -> tuple[torch.Tensor, None]:
-        """As transformers calls it: float32 [1, T, hidden_size], both ways."""
-        query, key, value = self._rotate(
-            self.qkv_proj(hidden_states), *position_embeddings, self._num_heads, self._num_kv_heads
-        )
-        attended = outrider.attend(self.layer_idx, query, key, value, self._options)
-        return self.o_proj(attended.flatten(2)), None
 
 
 @dataclass(slots=True)
@@ -173,13 +143,13 @@ class _Recorder:
     seen: list[torch.Tensor] = field(default_factory=list)
     options: list[LayerOptions] = field(default_factory=list)
 
-    @property
-    def query(self) -> torch.Tensor:
-        return self.seen[0]
-
-    @property
-    def key(self) -> torch.Tensor:
-        return self.seen[1]
+    def settings(self, layer: int) -> AttentionSettings:
+        """What the layer asked, once it has."""
+        query, key, _ = self.seen
+        [asked] = self.options
+        return AttentionSettings(
+            layer, query.shape[1], key.shape[1], asked.scale, asked.window, asked.softcap
+        )
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: LayerOptions
@@ -192,7 +162,7 @@ class _Recorder:
 
 def fused_attention(module: nn.Module, operators: CpuOperators) -> FusedAttention | None:
     """An equal attention layer, or None: with norms on its queries, other rotary positions and so on."""
-    layers = _linears(module, ("q_proj", "k_proj", "v_proj", "o_proj"))
+    layers = find_linears(module, (*QKV, "o_proj"))
     if layers is None or len(dict(module.named_children())) > len(layers) or _own_parameters(module):
         return None
     if (merged := merge_linear(layers[:3])) is None:
@@ -205,20 +175,15 @@ def fused_attention(module: nn.Module, operators: CpuOperators) -> FusedAttentio
         return None
     x, angles = _trial(layers[0].in_features)[None], _trial(dim)[None]
     positions = (angles.cos(), angles.sin())
-    recorders = _Recorder(), _Recorder()
-
-    def original() -> torch.Tensor:
-        return _run(module, x, positions, recorders[0])
-
-    def ours() -> torch.Tensor:
-        fused = FusedAttention(merged, layers[3], layer, recorders[0], operators)
-        return _run(fused, x, positions, recorders[1])
-
-    if not _equal(original, ours) or len(recorders[0].options) != 1:
+    theirs, ours = _Recorder(), _Recorder()
+    expected = _attempt(partial(_run, module, x, positions, theirs))
+    if expected is None or len(theirs.options) != 1 or theirs.options[0].sinks is not None:
         return None
-    if not all(map(_close, recorders[1].seen, recorders[0].seen)):
+    fused = FusedAttention(merged, layers[3], theirs.settings(layer), operators)
+    result = _attempt(partial(_run, fused, x, positions, ours))
+    if result is None or not _close(result, expected) or not all(map(_close, ours.seen, theirs.seen)):
         return None
-    return FusedAttention(merged, layers[3], layer, recorders[0], operators)
+    return fused
 
 
 def _run(
@@ -233,32 +198,6 @@ def _run(
         outrider=recorder,
     )[0]
     return result
-
-
-def merge_linear(layers: Sequence[nn.Linear]) -> nn.Linear | None:
-    """Layers that read the same input as one; None if their inputs differ in size."""
-    if len({layer.in_features for layer in layers}) > 1:
-        return None
-    biases = [layer.bias for layer in layers]
-    has_bias = any(bias is not None for bias in biases)
-    merged = nn.Linear(1, 1, bias=has_bias)
-    merged.in_features, merged.out_features = (
-        layers[0].in_features,
-        sum(layer.out_features for layer in layers),
-    )
-    merged.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]), requires_grad=False)
-    if has_bias:
-        parts = [
-            torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach() for layer in layers
-        ]
-        merged.bias = nn.Parameter(torch.cat(parts), requires_grad=False)
-    return merged
-
-
-def _linears(module: nn.Module, names: Sequence[str]) -> list[nn.Linear] | None:
-    children = dict(module.named_children())
-    layers = [child for name in names if type(child := children.get(name)) is nn.Linear]
-    return layers if len(layers) == len(names) else None
 
 
 def _own_parameters(module: nn.Module) -> bool:
@@ -281,9 +220,16 @@ def _close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 def _equal(original: Callable[[], torch.Tensor], ours: Callable[[], torch.Tensor]) -> bool:
     """Whether both give the same. A module that cannot be called like this is none of ours."""
+    if (expected := _attempt(original)) is None:
+        return False
+    with torch.inference_mode():
+        return _close(ours(), expected)
+
+
+def _attempt(module: Callable[[], torch.Tensor]) -> torch.Tensor | None:
+    """What a module of unknown manners gives; None if it cannot be called like this."""
     with torch.inference_mode():
         try:
-            expected = original()
+            return module()
         except (TypeError, RuntimeError, AttributeError, ValueError):
-            return False
-        return _close(ours(), expected)
+            return None

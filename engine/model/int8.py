@@ -6,6 +6,7 @@ a row's result has the same bits whatever shares its batch.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -65,6 +66,15 @@ class Int8Linear(nn.Module):
         whole = (numbers * scales.float()).flatten(1)
         return whole[: self.out_features, : self.in_features].contiguous()
 
+    @property
+    def packed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Numbers, scales and bias, as the operators take them."""
+        return self._numbers, self._scales, self._bias
+
+    def stored(self) -> dict[str, torch.Tensor]:
+        """See PackedLayer: all the tensors it has, under the names of their attributes."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+
     def extra_repr(self) -> str:
         """The shape, for printing a model."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
@@ -99,6 +109,8 @@ class Int8Packer:
         operators: The C++ operators.
     """
 
+    dtype = "int8"
+
     def __init__(self, operators: CpuOperators) -> None:
         self._operators = operators
 
@@ -109,3 +121,12 @@ class Int8Packer:
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Linear:
         """See LinearPacker."""
         return Int8Linear(weight, bias, self._operators)
+
+    def restore(self, shape: tuple[int, int], stored: Mapping[str, torch.Tensor]) -> Int8Linear:
+        """See LinearPacker."""
+        rows, columns = shape
+        layer = Int8Linear(torch.empty(0, columns), None, self._operators)
+        layer.out_features = rows
+        for name, tensor in stored.items():
+            setattr(layer, name, tensor)
+        return layer

@@ -11,6 +11,7 @@ on the instruction set and is measured on this machine when the first layer is p
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +98,11 @@ class PackedLinear(nn.Module):
         weight: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(self._packed)[0]
         return weight
 
+    def stored(self) -> dict[str, torch.Tensor]:
+        """See PackedLayer: the weights as float16, which is exact, since that is what is packed."""
+        weight, bias = torch.ops.quantized.linear_unpack_fp16(self._packed)
+        return {"weight": weight.half()} | ({} if bias is None else {"bias": bias})
+
     def extra_repr(self) -> str:
         """The shape, for printing a model."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
@@ -136,6 +142,8 @@ class Float16Packer:
         operators: The C++ operators, if there are any.
     """
 
+    dtype = "float16"
+
     def __init__(self, operators: CpuOperators | None = None) -> None:
         self._operators = operators
         self._padding = RowPadding.measure()
@@ -152,3 +160,7 @@ class Float16Packer:
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """See LinearPacker."""
         return PackedLinear(weight, bias, self._padding, self._operators)
+
+    def restore(self, shape: tuple[int, int], stored: Mapping[str, torch.Tensor]) -> PackedLinear:
+        """See LinearPacker. FBGEMM has no way to store what it packed, so it packs again."""
+        return self.pack(stored["weight"].view(shape).float(), stored.get("bias"))

@@ -23,7 +23,7 @@ class LoadedModel:
         eos_token_ids: Ids that end an answer.
         device: Where it runs.
         dtype: Type of its activations, and of its keys and values.
-        linear_weights: How its linear layers hold their weights: "plain", "packed-fp16" or "packed-int8".
+        weights: Type of its linear layers' weights: "float32", "float16", "bfloat16" or "int8".
         operators: The C++ operators of its steps; None where there are none for it.
     """
 
@@ -36,5 +36,5 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     device: torch.device
     dtype: torch.dtype
-    linear_weights: str
+    weights: str
     operators: CpuOperators | None

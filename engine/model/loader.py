@@ -1,45 +1,42 @@
 """Gets a causal language model into memory, on the right device and in the right type.
 
-name ── sources ──▶ folder ── config ──▶ fit to be paged? ──▶ weights ──▶ linear layers packed ──▶ LoadedModel
+name ─▶ folder ─▶ config ─▶ fit to be paged? ─┬─▶ weights ─▶ fused ─▶ checked ─▶ packed ─┬─▶ LoadedModel
+                                              └─▶ packed weights of an earlier start ────┘
 """
 
-import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from engine.config import ModelConfig
-from engine.errors import ModelNotSupported, StartupError
-from engine.model.attention.choice import choose_backend
-from engine.model.attention.interface import ATTENTION_NAME, probe_layers, register
+from engine.config import DType, ModelConfig
+from engine.model.attention.interface import ATTENTION_NAME, register
 from engine.model.cpu_ops.build import CpuOperators, load_operators
-from engine.model.fusion import fuse_layers
-from engine.model.kv_cache import LayerShape
-from engine.model.linear_weights import choose_linear_weights, pack_weights
+from engine.model.layer_stack import stack_layers
 from engine.model.loaded_model import LoadedModel
-from engine.model.self_check import check_paged_logits, run_trial
+from engine.model.memory import return_freed_memory
+from engine.model.packed_cache import PackedCache, packed_key
+from engine.model.preparation import Recipe, prepare
+from engine.model.reading import read_config, read_model, read_skeleton, read_tokenizer
 from engine.model.sources import ModelSources
 from engine.model.support import check_class, check_config, context_limit
 from engine.model.vocabulary import end_token_ids, sampled_vocab_size
+from engine.model.weight_type import (
+    WeightPlan,
+    check_dtype,
+    choose_device,
+    plan_weights,
+    takes_operators,
+    unfit_weight,
+    widen,
+)
 
 __all__ = ["LoadedModel", "load_causal_lm", "wrap_model"]
 
 logger = logging.getLogger(__name__)
-
-_GENERAL_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def load_causal_lm(config: ModelConfig) -> LoadedModel:
@@ -55,25 +52,21 @@ def load_causal_lm(config: ModelConfig) -> LoadedModel:
     """
     register()
     device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, device)
-    takes_operators = device.type == "cpu" and dtype == torch.float32
-    operators = load_operators(config.cache_folder) if takes_operators else None
-    linear_weights = choose_linear_weights(config.linear_weights, device, dtype, operators)
-    folder = ModelSources.of(config).find(config.model, config.revision)
-    model_config = _read_config(folder, config)
-    check_config(model_config)
-    max_model_len = context_limit(model_config, config.max_model_len)
-    tokenizer = _read_tokenizer(folder, config)
-    logger.info("loading %s from %s: %s on %s", config.model, folder, _short(dtype), device)
-    module = _read_weights(folder, config, model_config, dtype).to(device)
-    return wrap_model(
-        module,
-        tokenizer,
-        name=config.model,
-        max_model_len=max_model_len,
-        linear_weights=linear_weights,
-        operators=operators,
-    )
+    check_dtype(config.dtype, device)
+    # A first start converts a model and compiles the operators; neither has to wait for the other.
+    with ThreadPoolExecutor(1, "operators") as pool:
+        wants_operators = takes_operators(config.dtype, device)
+        pending = pool.submit(load_operators, config.cache_folder) if wants_operators else None
+        folder = ModelSources.of(config).find(config.model, config.revision)
+        model_config = read_config(folder, config)
+        check_config(model_config)
+        max_model_len = context_limit(model_config, config.max_model_len)
+        tokenizer = read_tokenizer(folder, config)
+        operators = None if pending is None else pending.result()
+    plan = plan_weights(config.dtype, device, operators)
+    logger.info("loading %s from %s: %s weights on %s", config.model, folder, plan.dtype, device)
+    ready = _Source(config, folder, model_config).read(plan, device, operators)
+    return _loaded(ready, tokenizer, operators, name=config.model, max_model_len=max_model_len)
 
 
 def wrap_model(
@@ -82,196 +75,122 @@ def wrap_model(
     *,
     name: str,
     max_model_len: int | None = None,
-    linear_weights: str = "plain",
+    dtype: DType | None = None,
     operators: CpuOperators | None = None,
 ) -> LoadedModel:
-    """Makes a model that is in memory ready for the engine; its linear layers are packed in place if asked.
+    """Makes a model that is in memory ready for the engine, in place.
 
     Args:
         module: A causal language model.
         tokenizer: Its tokenizer.
         name: What it is called.
         max_model_len: Tokens that prompt and answer may share; None takes the model's own limit.
-        linear_weights: "plain", "packed-fp16" or "packed-int8".
+        dtype: How a float32 model on a CPU is to hold its weights; None leaves them as they are.
         operators: The C++ operators, for a float32 model on a CPU.
 
     Raises:
         ModelNotSupported: It cannot run on a paged KV cache.
-        StartupError: max_model_len is more than the model has, or the weights cannot be packed here.
+        StartupError: max_model_len is more than the model has, or its weights cannot be held so.
     """
     register()
     check_config(module.config)
-    check_class(type(module))
     limit = context_limit(module.config, max_model_len)
+    plan = WeightPlan(str(module.dtype).removeprefix("torch."), module.dtype, None, strict=True)
+    if dtype is not None:
+        plan = plan_weights(dtype, module.device, operators)
+    _set_up(module)
+    ready = _Ready(module, prepare(module, plan, operators), plan)
+    return _loaded(ready, tokenizer, operators, name=name, max_model_len=limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A module that can run, what was done to it, and how it is held."""
+
+    module: PreTrainedModel
+    recipe: Recipe
+    plan: WeightPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A folder with a model, and the settings to read it by."""
+
+    config: ModelConfig
+    folder: Path
+    model_config: PreTrainedConfig
+
+    def read(self, plan: WeightPlan, device: torch.device, operators: CpuOperators | None) -> _Ready:
+        """From the packed weights of an earlier start, or from the plain ones."""
+        if plan.packer is None or not self._can_be_kept:
+            return self._read_plain(plan, device, operators)
+        cache = PackedCache(self.config.cache_folder / "packed")
+        key = packed_key(self.config.model, self.folder, plan.dtype, operators)
+        if cache.find(key) is not None:
+            module = _set_up(read_skeleton(self.folder, self.model_config))
+            if (recipe := cache.fill(key, module, plan.packer, operators)) is not None:
+                return _Ready(module, recipe, plan)
+        # What a conversion has left behind is not to add to what follows.
+        return_freed_memory()
+        ready = self._read_plain(plan, device, operators)
+        return_freed_memory()
+        cache.store(key, ready.module, ready.recipe)
+        return ready
+
+    @property
+    def _can_be_kept(self) -> bool:
+        """Whether the config alone says what the module is: no code of its own, no quantised layers."""
+        return not any(getattr(self.model_config, name, None) for name in ("auto_map", "quantization_config"))
+
+    def _read_plain(self, plan: WeightPlan, device: torch.device, operators: CpuOperators | None) -> _Ready:
+        module = read_model(self.folder, self.config, self.model_config, plan.activations)
+        if plan.activations == torch.float16 and (name := unfit_weight(module)) is not None:
+            plan = widen(plan, name)
+            module = read_model(self.folder, self.config, self.model_config, plan.activations)
+        _set_up(module.to(device))
+        return _Ready(module, prepare(module, plan, operators), plan)
+
+
+def _set_up(module: PreTrainedModel) -> PreTrainedModel:
+    """Checks a module's class, and switches to our attention and to inference."""
+    check_class(type(module))
     module.eval().requires_grad_(False)
     if module.config._attn_implementation != ATTENTION_NAME:
         module.set_attn_implementation(ATTENTION_NAME)
-    layers = _probe(module)
-    _fuse_and_check(module, layers, operators)
-    pack_weights(module, linear_weights, operators)
+    return module
+
+
+def _loaded(
+    ready: _Ready,
+    tokenizer: PreTrainedTokenizerBase | None,
+    operators: CpuOperators | None,
+    *,
+    name: str,
+    max_model_len: int,
+) -> LoadedModel:
+    module = ready.module
+    if operators is not None and ready.plan.packer is not None:
+        stack_layers(module, ready.recipe.layers, operators)
     loaded = LoadedModel(
         name=name,
         module=module,
         tokenizer=tokenizer,
-        layers=layers,
+        layers=ready.recipe.layers,
         vocab_size=sampled_vocab_size(module, tokenizer),
-        max_model_len=limit,
+        max_model_len=max_model_len,
         eos_token_ids=end_token_ids(module, tokenizer),
         device=module.device,
-        dtype=module.dtype,
-        linear_weights=linear_weights,
+        dtype=ready.plan.activations,
+        weights=ready.plan.dtype,
         operators=operators,
     )
-    _log_summary(loaded)
-    return loaded
-
-
-def _log_summary(model: LoadedModel) -> None:
     logger.info(
         "%s: %s, %d layers, %d tokens of vocabulary, context %d, answers end at ids %s",
-        model.name,
-        type(model.module).__name__,
-        len(model.layers),
-        model.vocab_size,
-        model.max_model_len,
-        sorted(model.eos_token_ids),
+        loaded.name,
+        type(module).__name__,
+        len(loaded.layers),
+        loaded.vocab_size,
+        loaded.max_model_len,
+        sorted(loaded.eos_token_ids),
     )
-
-
-def _fuse_and_check(
-    module: PreTrainedModel, layers: tuple[LayerShape, ...], operators: CpuOperators | None
-) -> None:
-    """Replaces the layers that can be, and holds the result against what the model said before."""
-    trial = run_trial(module)
-    if operators is not None:
-        fuse_layers(module, operators)
-    if trial is not None:
-        check_paged_logits(module, layers, choose_backend(operators), trial)
-
-
-def _probe(module: PreTrainedModel) -> tuple[LayerShape, ...]:
-    try:
-        return probe_layers(module)
-    except TypeError as error:
-        raise ModelNotSupported(
-            f"{type(module).__name__} does not hand its caller's arguments on to attention ({error}), so "
-            "attention cannot be told of the paged cache; choose a model of another architecture"
-        ) from error
-
-
-def choose_device(wanted: str) -> torch.device:
-    """The device of that name; auto takes a GPU where there is one.
-
-    Raises:
-        StartupError: There is no such device here.
-    """
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-    except RuntimeError:
-        raise StartupError(f"device is {wanted!r}; it must be auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise StartupError(f"device is {wanted!r}; it must be auto, cpu, cuda or cuda:N")
-    count = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise StartupError(f"device is {wanted!r}, but torch sees {count} CUDA devices here; use cpu or auto")
-    return device
-
-
-def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """The type of the activations; auto: float32 on a CPU, bfloat16 on a GPU, float16 on one without it."""
-    if wanted != "auto":
-        return _DTYPES[wanted]
-    if device.type == "cpu":
-        return torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-
-
-def _read_config(folder: Path, config: ModelConfig) -> PreTrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(
-            folder, trust_remote_code=config.trust_remote_code, local_files_only=True
-        )
-    except (OSError, ValueError, ImportError, StrictDataclassError) as error:
-        raise _startup_error(f"the config of {config.model} cannot be read", error, config) from error
-
-
-def _read_weights(
-    folder: Path, config: ModelConfig, model_config: PreTrainedConfig, dtype: torch.dtype
-) -> PreTrainedModel:
-    try:
-        module, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=model_config,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            trust_remote_code=config.trust_remote_code,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        raise _startup_error(f"the weights of {config.model} cannot be read", error, config) from error
-    # transformers would fill these with random numbers.
-    if missing := sorted(report["missing_keys"]):
-        raise StartupError(
-            f"the checkpoint in {folder} lacks {len(missing)} weights of {type(module).__name__}, among them "
-            f"{', '.join(missing[:3])}: it is incomplete, or its config belongs to another model"
-        )
-    loaded: PreTrainedModel = module
     return loaded
-
-
-def _read_tokenizer(folder: Path, config: ModelConfig) -> PreTrainedTokenizerBase:
-    # A folder that names the general class means its tokenizer.json as it stands; AutoTokenizer would rebuild
-    # it by the habits of the model's type.
-    reader = PreTrainedTokenizerFast if _is_general_tokenizer(folder) else AutoTokenizer
-    try:
-        tokenizer: PreTrainedTokenizerBase = reader.from_pretrained(
-            folder, trust_remote_code=config.trust_remote_code, local_files_only=True
-        )
-    except (OSError, ValueError, ImportError) as error:
-        raise _startup_error(
-            f"the tokenizer of {config.model} in {folder} cannot be read", error, config
-        ) from error
-    # Some classes come up with an empty vocabulary when their files are missing.
-    files = sorted(set(tokenizer.vocab_files_names.values()))
-    if not any((folder / file).is_file() for file in files):
-        raise StartupError(f"the folder {folder} has no tokenizer: none of {', '.join(files)} is there")
-    if config.chat_template is not None:
-        tokenizer.chat_template = read_chat_template(config.chat_template)
-    return tokenizer
-
-
-def _is_general_tokenizer(folder: Path) -> bool:
-    description = folder / "tokenizer_config.json"
-    if not (folder / "tokenizer.json").is_file() or not description.is_file():
-        return False
-    fields = json.loads(description.read_text(encoding="utf-8"))
-    return fields.get("tokenizer_class") in _GENERAL_TOKENIZERS and "auto_map" not in fields
-
-
-def _startup_error(what: str, error: Exception, config: ModelConfig) -> StartupError:
-    if "trust_remote_code" in str(error) and not config.trust_remote_code:
-        return StartupError(
-            f"{what}: the model comes with Python code of its own, which is not run unless you set "
-            "trust_remote_code (--trust-remote-code). Read the code first: it runs with your rights"
-        )
-    return StartupError(f"{what}: {error}")
-
-
-def read_chat_template(path: Path) -> str:
-    """A chat template from a file.
-
-    Raises:
-        StartupError: The file cannot be read. Whether it parses is found out where it is compiled, by
-            ChatTemplate, which knows transformers' own tags.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"chat_template {path} cannot be read: {error}") from error
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

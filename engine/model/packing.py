@@ -1,20 +1,23 @@
-"""Replaces a model's linear layers by packed ones, and several that read the same input by one."""
+"""Replaces a model's linear layers by packed ones, and embeddings by ones of 16 bits where that is exact."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
+
+from engine.errors import StartupError
+from engine.model.merging import merge_groups
 
 logger = logging.getLogger(__name__)
 
 NOT_FINITE = "it has weights that are not finite"
 
-_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names of layers that read the same input, in the architectures that follow Llama."""
+_NARROW = (torch.bfloat16, torch.float16)
+_ROWS_AT_A_TIME = 4096
 
 
 class PackedLayer(Protocol):
@@ -24,6 +27,9 @@ class PackedLayer(Protocol):
     def weight(self) -> torch.Tensor:
         """The weights unpacked again, float32 [out_features, in_features]; a copy, made on each access."""
 
+    def stored(self) -> dict[str, torch.Tensor]:
+        """The tensors that LinearPacker.restore makes an equal layer of."""
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [..., in_features] to float32 [..., out_features]."""
 
@@ -31,33 +37,77 @@ class PackedLayer(Protocol):
 class LinearPacker(Protocol):
     """A way to hold the weights of a linear layer."""
 
+    @property
+    def dtype(self) -> str:
+        """The type of the weights, as settings name it."""
+
     def refuses(self, weight: torch.Tensor) -> str | None:
         """Why these weights, float32 [out_features, in_features], cannot be held; None if they can."""
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLayer:
         """A layer of these weights; they are copied, so that the caller may free them."""
 
+    def restore(self, shape: tuple[int, int], stored: Mapping[str, torch.Tensor]) -> PackedLayer:
+        """A layer of what `stored()` gave; shape is (out_features, in_features)."""
 
-def pack_linear_layers(module: nn.Module, packer: LinearPacker) -> int:
-    """Replaces every nn.Linear and Conv1D inside `module`, one group at a time, so that memory stays low.
 
-    A head that shares its weight with the embedding gets a packed copy; the embedding keeps its own. A
-    layer with weights that the packer refuses stays as it is, and the log names it. Weights of experts
-    that are kept as one three-dimensional parameter are not linear layers and stay as well.
+def pack_linear_layers(module: nn.Module, packer: LinearPacker, *, strict: bool = False) -> tuple[str, ...]:
+    """Packs every nn.Linear and Conv1D inside `module` in place, those that read the same input as one.
+
+    A head that shares its weight with the embedding gets a packed copy; the embedding keeps its own.
+    Weights of experts that are kept as one three-dimensional parameter are not linear layers and stay.
+
+    Args:
+        module: A float32 model on a CPU.
+        packer: How weights are held.
+        strict: A layer that the packer refuses is an error; otherwise it stays as it is, and the log names
+            it.
 
     Returns:
-        How many layers are packed, each part of a merged one counted.
+        The names of the packed layers, the largest first: what a layer needs on the side while it is packed
+        is then needed while the others are still small, or not there yet.
+
+    Raises:
+        StartupError: The packer refuses a layer.
     """
-    packed = sum(_merge(parent, names, packer) for parent, names in list(_groups(module)))
-    for name, parent, attribute, layer in list(_linear_layers(module)):
+    merge_groups(module)
+    packed = []
+    for name, layer in linear_layers(module):
         weight, bias = _weight_and_bias(layer)
-        reason = packer.refuses(weight)
-        if reason is not None:
-            logger.warning("layer %s keeps its plain weights: %s", name, reason)
-            continue
-        setattr(parent, attribute, packer.pack(weight, bias))
-        packed += 1
-    return packed
+        if (reason := packer.refuses(weight)) is None:
+            # Through the protocol's eyes it is a layer; torch wants to see a module.
+            replacement = packer.pack(weight, bias)
+            assert isinstance(replacement, nn.Module)
+            module.set_submodule(name, replacement)
+            packed.append(name)
+        elif strict:
+            raise StartupError(
+                f"dtype is {packer.dtype}, but the layer {name} cannot be held in it: {reason}; use dtype "
+                "float32, or auto, which holds such layers in float32"
+            )
+        else:
+            logger.warning("layer %s stays in float32: %s", name, reason)
+    logger.info("%d linear layers hold their weights as %s", len(packed), packer.dtype)
+    return tuple(packed)
+
+
+def linear_layers(module: nn.Module) -> list[tuple[str, nn.Linear | Conv1D]]:
+    """The linear layers that can be packed, the largest first."""
+    # Exactly these classes: a subclass may do more in its forward than multiply.
+    found = [(name, layer) for name, layer in module.named_modules() if type(layer) in (nn.Linear, Conv1D)]
+    return sorted(found, key=lambda entry: -entry[1].weight.numel())
+
+
+def restore_linear_layer(
+    module: nn.Module, name: str, packer: LinearPacker, stored: Mapping[str, torch.Tensor]
+) -> None:
+    """Puts a packed layer of stored tensors where a linear layer without weights stands."""
+    layer = module.get_submodule(name)
+    assert isinstance(layer, nn.Linear | Conv1D)
+    rows, columns = _weight_and_bias(layer)[0].shape
+    replacement = packer.restore((rows, columns), stored)
+    assert isinstance(replacement, nn.Module)
+    module.set_submodule(name, replacement)
 
 
 def largest_magnitude(weight: torch.Tensor) -> float:
@@ -66,118 +116,59 @@ def largest_magnitude(weight: torch.Tensor) -> float:
     return max(-smallest, biggest)
 
 
-def _linear_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Linear | Conv1D]]:
-    for prefix, parent in module.named_modules():
-        for attribute, child in parent.named_children():
-            # Exactly these classes: a subclass may do more in its forward than multiply.
-            if type(child) in (nn.Linear, Conv1D):
-                yield f"{prefix}.{attribute}".lstrip("."), parent, attribute, child
-
-
 def _weight_and_bias(layer: nn.Linear | Conv1D) -> tuple[torch.Tensor, torch.Tensor | None]:
     weight = (layer.weight if isinstance(layer, nn.Linear) else layer.weight.T).detach()
     return weight, None if layer.bias is None else layer.bias.detach()
 
 
-def _groups(module: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
-    for parent in module.modules():
-        children = dict(parent.named_children())
-        for names in _GROUPS:
-            layers = [children.get(name) for name in names]
-            if all(type(layer) is nn.Linear for layer in layers):
-                yield parent, names
-
-
-def _merge(parent: nn.Module, names: Sequence[str], packer: LinearPacker) -> int:
-    """Packs a group as one matrix; returns how many layers that are, none if they do not fit together."""
-    layers = [parent.get_submodule(name) for name in names]
-    weights, biases = zip(*(_weight_and_bias(layer) for layer in layers), strict=True)
-    if len({weight.shape[1] for weight in weights}) > 1 or any(map(packer.refuses, weights)):
-        return 0
-    bias = None
-    if any(each is not None for each in biases):
-        bias = torch.cat(
-            [
-                weight.new_zeros(weight.shape[0]) if each is None else each
-                for weight, each in zip(weights, biases, strict=True)
-            ]
-        )
-    merged = MergedLinear(packer.pack(torch.cat(weights), bias), [weight.shape[0] for weight in weights])
-    for part, name in zip(merged.parts, names, strict=True):
-        setattr(parent, name, part)
-    return len(names)
-
-
-@dataclass(slots=True)
-class _Results:
-    """What has been computed and not been asked for yet."""
-
-    source: torch.Tensor | None
-    waiting: dict[int, torch.Tensor]
-
-
-class MergedLinear:
-    """Several layers that read the same input as one matrix: one call instead of several.
-
-    The first part that is called computes all; the others hand out what they find. It holds for the very
-    same input tensor only, and each result is handed out once: a part that is called with another tensor,
-    or again, computes anew. An input that its caller changes in between is not noticed.
+class NarrowEmbedding(nn.Module):
+    """An embedding that holds its rows in 16 bits and hands them out in float32.
 
     Args:
-        linear: The packed layer.
-        sizes: Output features of each part.
-
-    Attributes:
-        parts: The layers that stand where the separate ones stood.
+        weight: bfloat16 or float16 [rows, size].
     """
 
-    def __init__(self, linear: PackedLayer, sizes: Sequence[int]) -> None:
-        self._linear = linear
-        self._sizes = list(sizes)
-        self._results = _Results(None, {})
-        self.parts = [LinearPart(self, index, size) for index, size in enumerate(sizes)]
-
-    def result(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """What part `index` gives for x."""
-        results = self._results
-        if results.source is not x or index not in results.waiting:
-            pieces = torch.split(self._linear(x), self._sizes, -1)
-            results.source = x
-            results.waiting = dict(enumerate(pieces))
-        piece = results.waiting.pop(index)
-        if not results.waiting:
-            results.source = None
-        return piece
-
-    def weight(self, index: int) -> torch.Tensor:
-        """The weights of a part, unpacked; a copy."""
-        return torch.split(self._linear.weight, self._sizes)[index]
-
-
-class LinearPart(nn.Module):
-    """One of the layers of a MergedLinear.
-
-    Args:
-        merged: All of them.
-        index: Which one this is.
-        out_features: Its outputs.
-    """
-
-    def __init__(self, merged: MergedLinear, index: int, out_features: int) -> None:
+    def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
-        self.out_features = out_features
-        self._merged = merged
-        self._index = index
+        # A buffer: transformers takes the type of a model's first parameter for that of its activations.
+        self.register_buffer("weight", weight)
+        self.weight: torch.Tensor
 
-    @property
-    def weight(self) -> torch.Tensor:
-        """The weights unpacked again, float32 [out_features, in_features]; a copy, made on each access."""
-        return self._merged.weight(self._index)
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """int64 [...] to float32 [..., size]."""
+        return functional.embedding(ids, self.weight).float()
 
-    def extra_repr(self) -> str:
-        """The shape, for printing a model."""
-        return f"out_features={self.out_features}, merged"
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [..., in_features] to float32 [..., out_features]."""
-        return self._merged.result(self._index, x)
+def narrow_embeddings(module: nn.Module) -> tuple[str, ...]:
+    """Replaces embeddings whose weights fit into 16 bits exactly, as those of published checkpoints do.
+
+    Returns:
+        The names of the replaced ones.
+    """
+    narrowed = []
+    for name, embedding in list(_embeddings(module)):
+        for dtype in _NARROW:
+            if (narrow := _narrowed(embedding.weight.detach(), dtype)) is not None:
+                module.set_submodule(name, NarrowEmbedding(narrow))
+                narrowed.append(name)
+                break
+    return tuple(narrowed)
+
+
+def _embeddings(module: nn.Module) -> Iterator[tuple[str, nn.Embedding]]:
+    for name, embedding in module.named_modules():
+        # Exactly this class: a subclass may do more than look up.
+        if type(embedding) is nn.Embedding and embedding.max_norm is None:
+            yield name, embedding
+
+
+def _narrowed(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """The weight in a narrower type, or None if that would change it."""
+    narrow = torch.empty(weight.shape, dtype=dtype)
+    # Piece by piece: an embedding may be a large part of the memory that there is.
+    for begin in range(0, len(weight), _ROWS_AT_A_TIME):
+        piece = weight[begin : begin + _ROWS_AT_A_TIME]
+        narrow[begin : begin + _ROWS_AT_A_TIME] = piece
+        if not torch.equal(narrow[begin : begin + _ROWS_AT_A_TIME].float(), piece):
+            return None
+    return narrow

@@ -54,6 +54,10 @@ class WeightCache:
             shutil.rmtree(scratch, ignore_errors=True)
         return final
 
+    def drop(self, key: str) -> None:
+        """Removes the folder of that key; a process that is reading it keeps the files it has open."""
+        shutil.rmtree(self.folder / key)
+
 
 def content_key(stem: str, digest: str) -> str:
     """A key for a file whose digest is known."""

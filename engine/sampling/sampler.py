@@ -7,10 +7,10 @@ import torch
 
 from engine.acceptance import Rule, rule_for
 from engine.sampling.judging import judge
-from engine.sampling.logits import chunks, process_logits
+from engine.sampling.logits import RowOperators, chunks, process_logits
 from engine.sampling.logprobs import RowLogprobs, row_logprobs
 from engine.sampling.metadata import RowGroup
-from engine.sampling.noise import NoiseKey, Stream, gumbel_noise
+from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, noise_starts
 from engine.sampling.verification import follow_choices
 from engine.sampling_params import SamplingParams
 from engine.token_tree import TokenTree
@@ -64,7 +64,14 @@ class DraftToken:
 
 
 class Sampler:
-    """Chooses tokens and verifies drafts; keeps no state between calls."""
+    """Chooses tokens and verifies drafts; keeps no state between calls.
+
+    Args:
+        operators: What rows are processed with; None takes plain torch.
+    """
+
+    def __init__(self, operators: RowOperators | None = None) -> None:
+        self._operators = operators
 
     def __call__(self, logits: torch.Tensor, tasks: Sequence[SamplingTask]) -> list[SampledRun]:
         """Walks the draft of each task along its verified tokens.
@@ -78,24 +85,29 @@ class Sampler:
             ValueError: The rows do not fit the tasks, or a tree does not fit the rule that is to verify it.
         """
         walks = _lay_out(tasks)
-        processed = process_logits(logits, [walk.group for walk in walks])
-        _match([walk for walk in walks if walk.rule is Rule.MATCH], processed)
-        _judge([walk for walk in walks if walk.rule is not Rule.MATCH], processed)
+        processed = process_logits(logits, [walk.group for walk in walks], self._operators)
+        _match([walk for walk in walks if walk.rule is Rule.MATCH], processed, self._operators)
+        _judge([walk for walk in walks if walk.rule is not Rule.MATCH], processed, self._operators)
         return [walk.run(logits) for walk in walks]
 
 
-def choose_tokens(processed: torch.Tensor, keys: Sequence[NoiseKey | None]) -> torch.Tensor:
+def choose_tokens(
+    processed: torch.Tensor, keys: Sequence[NoiseKey | None], operators: RowOperators | None = None
+) -> torch.Tensor:
     """The token of each row: argmax(log p + Gumbel noise), or the most likely one.
 
     Args:
         processed: Logits from `process_logits`, [num_rows, vocab_size].
         keys: Per row the key of its noise; None takes the most likely token, the lowest id among equals.
+        operators: What to do it with; None takes plain torch.
 
     Returns:
         int64 [num_rows].
     """
     if all(key is None for key in keys):
         return processed.argmax(dim=-1)
+    if operators is not None:
+        return _choose_with(operators, processed, keys)
     vocab_size = processed.shape[1]
     tokens: list[torch.Tensor] = []
     for chunk in chunks(range(len(keys)), vocab_size):
@@ -109,6 +121,21 @@ def choose_tokens(processed: torch.Tensor, keys: Sequence[NoiseKey | None]) -> t
             scores.index_add_(0, index, noise)
         tokens.append(scores.argmax(dim=-1))
     return torch.cat(tokens)
+
+
+def _choose_with(
+    operators: RowOperators, processed: torch.Tensor, keys: Sequence[NoiseKey | None]
+) -> torch.Tensor:
+    tokens = processed.new_empty(len(keys), dtype=torch.int64)
+    noisy = [row for row, key in enumerate(keys) if key is not None]
+    starts = noise_starts([key for key in keys if key is not None], processed.device)
+    if len(noisy) == len(keys):
+        chosen: torch.Tensor = operators.top_rows(processed, starts, 1)[0][:, 0]
+        return chosen
+    plain = [row for row, key in enumerate(keys) if key is None]
+    tokens[noisy] = operators.top_rows(processed[noisy], starts, 1)[0][:, 0]
+    tokens[plain] = processed[plain].argmax(dim=-1)
+    return tokens
 
 
 def draw_tokens(processed: torch.Tensor, keys: Sequence[NoiseKey | None]) -> list[DraftToken]:
@@ -192,7 +219,7 @@ def _lay_out(tasks: Sequence[SamplingTask]) -> list[_Walk]:
     return walks
 
 
-def _match(walks: Sequence[_Walk], processed: torch.Tensor) -> None:
+def _match(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperators | None) -> None:
     """Verifies by the match rule, one level of all trees at a time."""
     while walks:
         nodes = [walk.nodes_to_choose_at() for walk in walks]
@@ -201,13 +228,13 @@ def _match(walks: Sequence[_Walk], processed: torch.Tensor) -> None:
         picked = (
             processed if len(rows) == len(processed) else processed[torch.tensor(rows).to(processed.device)]
         )
-        choices = iter(choose_tokens(picked, keys).tolist())
+        choices = iter(choose_tokens(picked, keys, operators).tolist())
         for walk, own in zip(walks, nodes, strict=True):
             walk.follow({node: next(choices) for node in own})
         walks = [walk for walk in walks if walk.next_token is None]
 
 
-def _judge(walks: Sequence[_Walk], processed: torch.Tensor) -> None:
+def _judge(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperators | None) -> None:
     """Verifies by the other rules, and draws the next token of each."""
     rows: list[torch.Tensor] = []
     keys: list[NoiseKey | None] = []
@@ -222,5 +249,6 @@ def _judge(walks: Sequence[_Walk], processed: torch.Tensor) -> None:
             rows.append(verdict.residual.log())
             keys.append(walk.group.noise_key(len(walk.accepted), Stream.RESIDUAL))
     if walks:
-        for walk, token in zip(walks, choose_tokens(torch.stack(rows), keys).tolist(), strict=True):
+        tokens = choose_tokens(torch.stack(rows), keys, operators).tolist()
+        for walk, token in zip(walks, tokens, strict=True):
             walk.next_token = token

@@ -1,8 +1,8 @@
-"""What a way to hold weights costs in quality, on real text: perplexity, KL divergence and greedy agreement.
+"""What a type of weights costs in quality, on real text: perplexity, KL divergence and greedy agreement.
 
     python -m tests.bench.quality [--model M] [--tokens 2048]
 
-Every kind of linear weights is compared with the plain float32 model, on source code (modules of Python's
+Every type of weights is compared with float32, on source code (modules of Python's
 standard library) and on prose (this project's documents).
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import LinearWeights, ModelConfig
+from engine.config import DType, ModelConfig
 from engine.model.attention.choice import choose_backend
 from engine.model.input_batch import SequenceSlice
 from engine.model.kv_cache import PagedKVCache
@@ -26,7 +26,7 @@ from engine.model.model_runner import ModelRunner
 
 BLOCK_SIZE = 16
 CHUNK = 256
-KINDS: tuple[LinearWeights, ...] = ("packed-fp16", "packed-int8")
+DTYPES: tuple[DType, ...] = ("float16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Quality:
 def main() -> None:
     """Prints a table."""
     options = parse()
-    plain = load(options.model, "plain")
+    plain = load(options.model, "float32")
     texts = {name: encode(plain, text, options.tokens) for name, text in read_texts().items()}
     expected = {name: log_probabilities(plain, tokens) for name, tokens in texts.items()}
     del plain
@@ -55,15 +55,15 @@ def main() -> None:
     say("{:12} {:6} {:>6} {:>11} {:>10} {:>9} {:>11}".format(*head))
     for name, tokens in texts.items():
         quality = compare(expected[name], expected[name], tokens)
-        say(f"{'plain':12} {name:6} {len(tokens):6} {quality.perplexity:11.4f}")
-    for kind in KINDS:
-        model = load(options.model, kind)
+        say(f"{'float32':12} {name:6} {len(tokens):6} {quality.perplexity:11.4f}")
+    for dtype in DTYPES:
+        model = load(options.model, dtype)
         for name, tokens in texts.items():
             quality = compare(log_probabilities(model, tokens), expected[name], tokens)
             exact = compare(expected[name], expected[name], tokens)
             change = quality.perplexity / exact.perplexity - 1
             say(
-                f"{kind:12} {name:6} {len(tokens):6} {quality.perplexity:11.4f} {change:+10.3%} "
+                f"{dtype:12} {name:6} {len(tokens):6} {quality.perplexity:11.4f} {change:+10.3%} "
                 f"{quality.divergence:9.6f} {quality.agreement:11.4f}"
             )
 
@@ -76,9 +76,9 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def load(model: str, kind: LinearWeights) -> LoadedModel:
-    """The model with weights of that kind, on the CPU."""
-    return load_causal_lm(ModelConfig(model=model, device="cpu", linear_weights=kind, offline=True))
+def load(model: str, dtype: DType) -> LoadedModel:
+    """The model with weights of that type, on the CPU."""
+    return load_causal_lm(ModelConfig(model=model, device="cpu", dtype=dtype, offline=True))
 
 
 def read_texts() -> dict[str, str]:

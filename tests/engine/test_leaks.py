@@ -84,7 +84,7 @@ def random_params(rng: random.Random, method: str) -> SamplingParams:
     )
 
 
-@pytest.mark.parametrize("method", ["none", "ngram", "draft_model", "scripted"])
+@pytest.mark.parametrize("method", ["none", "ngram", "suffix", "draft_model", "scripted"])
 def test_the_pool_is_whole_after_each_of_many_requests(method: str) -> None:
     rng = random.Random(1)
     llm = build(method, rng, block_size=16, num_kv_blocks=24)
@@ -222,7 +222,7 @@ def plain_engine() -> LLM:
     return build_llm("none", target=target(eos=EOS), prefix_caching=False)
 
 
-@pytest.mark.parametrize("method", ["none", "ngram", "draft_model", "scripted"])
+@pytest.mark.parametrize("method", ["none", "ngram", "suffix", "draft_model", "scripted"])
 def test_random_traces(method: str) -> None:
     counts: Counter[str] = Counter()
     for seed in range(5):

@@ -25,7 +25,7 @@ PADDED_SIZE = 320
 
 def engine_of(folder: Path, draft: Path) -> LLM:
     config = EngineConfig(
-        model=ModelConfig(model=str(folder), max_model_len=64, linear_weights="plain"),
+        model=ModelConfig(model=str(folder), max_model_len=64, dtype="float32"),
         cache=CacheConfig(block_size=4, num_kv_blocks=64),
         speculation=DraftModelSpeculation(draft_model=str(draft)),
     )

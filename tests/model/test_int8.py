@@ -103,14 +103,14 @@ def test_rows_of_all_kinds() -> None:
 def test_a_layer_that_is_not_finite_stays() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).requires_grad_(False)
     module.state_dict()["1.weight"][0, 0] = float("inf")
-    assert pack_linear_layers(module, Int8Packer(need_operators())) == 1
+    assert pack_linear_layers(module, Int8Packer(need_operators())) == ("0",)
     assert isinstance(module.get_submodule("0"), Int8Linear)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_architecture_runs_on_it(arch: str) -> None:
     plain, packed = tiny_model(arch, attention="eager"), tiny_model(arch, attention="eager")
-    assert pack_linear_layers(packed, Int8Packer(need_operators())) >= 9
+    assert len(pack_linear_layers(packed, Int8Packer(need_operators()))) >= 5
     tokens = torch.arange(40, 60)[None]
     with torch.inference_mode():
         expected = plain(tokens, use_cache=False).logits.log_softmax(-1)

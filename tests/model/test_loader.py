@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, T5Config
 
 from engine.config import ModelConfig
@@ -14,17 +15,9 @@ from engine.model.input_batch import SequenceSlice
 from engine.model.int8 import Int8Linear
 from engine.model.kv_cache import LayerShape, PagedKVCache
 from engine.model.linear import PackedLinear, packed_fp16_unavailable
-from engine.model.linear_weights import choose_linear_weights
-from engine.model.loader import (
-    LoadedModel,
-    choose_device,
-    choose_dtype,
-    load_causal_lm,
-    wrap_model,
-)
+from engine.model.loader import LoadedModel, load_causal_lm, wrap_model
 from engine.model.model_runner import ModelRunner
-from engine.model.packing import LinearPart
-from tests.operators import need_operators, operators
+from tests.operators import need_operators, operators, share_operators
 from tests.tiny import ARCHITECTURES, EOS, IM_END, VOCAB_SIZE, byte_tokenizer, save_tiny, tiny_model
 
 CPU = torch.device("cpu")
@@ -37,7 +30,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, **settings: object) -> LoadedModel:
-    return load_causal_lm(ModelConfig.model_validate({"model": str(folder), "offline": True, **settings}))
+    """Loads a folder; what is packed is kept beside it."""
+    cache_dir = folder.with_name(f"{folder.name}-cache")
+    if not cache_dir.exists():
+        share_operators(cache_dir)
+    fixed = {"model": str(folder), "device": "cpu", "offline": True, "cache_dir": cache_dir}
+    return load_causal_lm(ModelConfig.model_validate({**fixed, **settings}))
 
 
 def rewrite(file: Path, **fields: object) -> None:
@@ -46,19 +44,20 @@ def rewrite(file: Path, **fields: object) -> None:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_local_folder_gives_the_model_that_was_saved(arch: str, tmp_path: Path) -> None:
-    loaded = load(save_tiny(tmp_path, arch), linear_weights="plain")
-    wrapped = wrap_model(tiny_model(arch), byte_tokenizer(), name=str(tmp_path), operators=operators())
+    folder = save_tiny(tmp_path / "model", arch)
+    loaded = load(folder, dtype="float32")
+    wrapped = wrap_model(tiny_model(arch), byte_tokenizer(), name=str(folder), operators=operators())
     saved = wrapped.module.state_dict()
     assert all(torch.equal(tensor, saved[name]) for name, tensor in loaded.module.state_dict().items())
     assert loaded.tokenizer is not None
     assert loaded.tokenizer.get_vocab() == byte_tokenizer().get_vocab()
     for model in (loaded, wrapped):
-        assert model.name == str(tmp_path)
+        assert model.name == str(folder)
         assert model.vocab_size == VOCAB_SIZE
         assert model.max_model_len == 512
         assert model.eos_token_ids == {EOS, IM_END}
         assert len(model.layers) == 2
-        assert (model.device, model.dtype, model.linear_weights) == (CPU, torch.float32, "plain")
+        assert (model.device, model.dtype, model.weights) == (CPU, torch.float32, "float32")
         assert not model.module.training
         assert not any(parameter.requires_grad for parameter in model.module.parameters())
         assert model.module.config._attn_implementation == ATTENTION_NAME
@@ -69,18 +68,8 @@ def test_the_layers_of_the_cache(folder: Path) -> None:
 
 
 @needs_packing
-def test_on_a_cpu_linear_layers_are_packed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        model = load(folder, linear_weights="packed-fp16")
-    assert model.linear_weights == "packed-fp16"
-    count = 15 if operators() is None else 9  # Operators go with merged layers.
-    assert sum(isinstance(layer, PackedLinear | LinearPart) for layer in model.module.modules()) == count
-    assert f"{count} linear layers" in caplog.text
-    assert "float32 on cpu" in caplog.text
-
-
-@needs_packing
 def test_a_model_is_the_same_after_every_load(folder: Path) -> None:
+    """The second comes out of the cache of packed weights."""
     tokens = list(range(10))
     logits = []
     for _ in range(2):
@@ -91,57 +80,60 @@ def test_a_model_is_the_same_after_every_load(folder: Path) -> None:
     assert torch.equal(*logits)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_other_types_on_a_cpu_keep_plain_weights(dtype: str, folder: Path) -> None:
-    model = load(folder, dtype=dtype)
-    assert model.dtype == getattr(torch, dtype)
-    assert model.linear_weights == "plain"
-    with pytest.raises(StartupError, match=f"dtype is {dtype}, and packed weights take float32"):
-        load(folder, dtype=dtype, linear_weights="packed-fp16")
-
-
-def test_what_auto_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("auto") == CPU
-    assert choose_dtype("auto", CPU) == torch.float32
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    cuda = choose_device("auto")
-    assert cuda.type == "cuda"
-    for has_bf16, dtype in ((True, torch.bfloat16), (False, torch.float16)):
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has_bf16=has_bf16, **_: has_bf16)
-        assert choose_dtype("auto", cuda) == dtype
-    assert choose_linear_weights("auto", cuda, torch.bfloat16, None) == "plain"
-    with pytest.raises(StartupError, match="packed weights are for CPUs"):
-        choose_linear_weights("packed-fp16", cuda, torch.float32, None)
-
-
-def test_a_machine_without_fbgemm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    assert choose_linear_weights("auto", CPU, torch.float32, None) == "plain"
-    with pytest.raises(StartupError, match="FBGEMM needs AVX2"):
-        choose_linear_weights("packed-fp16", CPU, torch.float32, None)
-    with pytest.raises(StartupError, match="FBGEMM needs AVX2"):
-        wrap_model(tiny_model("llama"), None, name="a", linear_weights="packed-fp16")
-
-
-def test_eight_bits_without_operators_are_refused() -> None:
-    with pytest.raises(StartupError, match="linear_weights is packed-int8, but there are no C"):
-        choose_linear_weights("packed-int8", CPU, torch.float32, None)
-    with pytest.raises(StartupError, match="use linear_weights=plain"):
-        wrap_model(tiny_model("llama"), None, name="a", linear_weights="packed-int8")
-
-
-def test_eight_bits_with_operators(folder: Path) -> None:
+@needs_packing
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_on_a_cpu_linear_layers_are_packed(
+    dtype: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     need_operators()
-    model = load(folder)  # What auto takes.
-    assert model.linear_weights == "packed-int8"
-    assert sum(isinstance(layer, Int8Linear) for layer in model.module.modules()) == 9
+    with caplog.at_level(logging.INFO):
+        model = load(folder, dtype=dtype)
+    assert (model.dtype, model.weights) == (torch.float32, dtype)
+    kind = {"float16": PackedLinear, "int8": Int8Linear}[dtype]
+    assert sum(isinstance(layer, kind) for layer in model.module.modules()) == 9
+    assert f"9 linear layers hold their weights as {dtype}" in caplog.text
+    assert f"{dtype} weights on cpu" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:99", "mps", "cuda:x"])
-def test_a_device_that_is_not_there_is_refused(name: str) -> None:
-    with pytest.raises(StartupError, match=f"device is '{name}'"):
-        choose_device(name)
+def test_bfloat16_on_a_cpu_is_torchs_own(folder: Path) -> None:
+    model = load(folder, dtype="bfloat16")
+    assert (model.dtype, model.weights) == (torch.bfloat16, "bfloat16")
+    assert model.operators is None
+
+
+def save_with_weight(folder: Path, value: float) -> Path:
+    module = tiny_model("llama")
+    module.model.layers[1].mlp.down_proj.weight.data[3, 5] = value
+    module.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@needs_packing
+def test_weights_that_float16_cannot_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_with_weight(tmp_path / "model", 7e4)
+    with pytest.raises(StartupError, match=r"float16, but the layer .*layers\.1\.mlp\.down_proj cannot"):
+        load(folder, dtype="float16")
+    # Without operators auto takes float16: that layer is held in float32, which has room.
+    monkeypatch.setattr("engine.model.loader.load_operators", lambda _: None)
+    for _ in range(2):  # The second comes out of the cache of packed weights.
+        model = load(folder)
+        assert model.weights == "float16"
+        layer = model.module.get_submodule("model.layers.1.mlp.down_proj")
+        assert isinstance(layer, nn.Linear)
+        assert layer.weight[3, 5] == 7e4
+        assert isinstance(model.module.get_submodule("model.layers.0.mlp.down_proj"), PackedLinear)
+    assert "layer model.layers.1.mlp.down_proj stays in float32" in caplog.text
+    assert caplog.text.count("stays in float32") == 1
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_weights_that_are_not_finite_are_refused(dtype: str, tmp_path: Path) -> None:
+    folder = save_with_weight(tmp_path / "model", float("inf"))
+    with pytest.raises(StartupError, match=r"layers\.1\.mlp\.down_proj\.weight has weights that are not"):
+        load(folder, dtype=dtype)
 
 
 def test_the_context_can_be_shortened_but_not_stretched(folder: Path) -> None:

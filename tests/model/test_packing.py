@@ -2,22 +2,12 @@ import pytest
 import torch
 from torch import nn
 
+from engine.errors import StartupError
 from engine.model.linear import Float16Packer, packed_fp16_unavailable
-from engine.model.packing import LinearPart, MergedLinear, pack_linear_layers
+from engine.model.merging import LinearPart, MergedLinear, merge_linear
+from engine.model.packing import NarrowEmbedding, narrow_embeddings, pack_linear_layers
 
 pytestmark = pytest.mark.skipif(packed_fp16_unavailable() is not None, reason="no FBGEMM on this machine")
-
-
-class Counted:
-    def __init__(self, linear: nn.Linear) -> None:
-        self.linear = linear
-        self.weight = linear.weight
-        self.calls = 0
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        result: torch.Tensor = self.linear(x)
-        return result
 
 
 def attention(bias: tuple[bool, bool, bool] = (False, False, False), key_inputs: int = 16) -> nn.Module:
@@ -30,10 +20,10 @@ def attention(bias: tuple[bool, bool, bool] = (False, False, False), key_inputs:
 
 
 def test_layers_that_read_the_same_input_become_one_matrix() -> None:
-    plain, packed = attention((True, False, True)), attention()
+    plain = attention((True, False, True))
     packed = attention((True, False, True))
     packed.load_state_dict(plain.state_dict())
-    assert pack_linear_layers(packed, Float16Packer()) == 4
+    assert set(pack_linear_layers(packed, Float16Packer())) == {"0.qkv_proj.linear", "0.o_proj"}
     x = torch.randn(3, 16)
     for name in ("0.q_proj", "0.k_proj", "0.v_proj", "0.o_proj"):
         given = torch.randn(3, 24) if name == "0.o_proj" else x
@@ -48,32 +38,81 @@ def test_layers_that_read_the_same_input_become_one_matrix() -> None:
 
 def test_layers_that_do_not_fit_together_stay_separate() -> None:
     module = attention(key_inputs=12)
-    assert pack_linear_layers(module, Float16Packer()) == 4
+    assert len(pack_linear_layers(module, Float16Packer())) == 4
     assert not any(isinstance(layer, LinearPart) for layer in module.modules())
 
 
-def test_one_refused_layer_leaves_the_others_packed() -> None:
+def test_a_refused_layer_stays_or_is_an_error() -> None:
     module = attention()
-    module.state_dict()["0.k_proj.weight"][0, 0] = 1e6
-    assert pack_linear_layers(module, Float16Packer()) == 3
-    assert isinstance(module.get_submodule("0.k_proj"), nn.Linear)
+    module.state_dict()["0.k_proj.weight"][0, 0] = -1e6
+    with pytest.raises(
+        StartupError, match=r"0\.qkv_proj\.linear cannot .* 1e\+06, and float16 ends at 65504"
+    ):
+        pack_linear_layers(module, Float16Packer(), strict=True)
+    assert pack_linear_layers(module, Float16Packer()) == ("0.o_proj",)
+    assert isinstance(module.get_submodule("0.qkv_proj.linear"), nn.Linear)
+    x = torch.randn(3, 16)
+    assert module.get_submodule("0.k_proj")(x).abs().max() > 1e4
 
 
 def test_one_call_serves_all_parts_in_any_order_and_nothing_is_kept() -> None:
-    counted = Counted(nn.Linear(4, 6).requires_grad_(False))
-    merged = MergedLinear(counted, [1, 2, 3])
+    linear = nn.Linear(4, 6).requires_grad_(False)
+    calls = []
+    linear.register_forward_hook(lambda *_: calls.append(1))
+    merged = MergedLinear(linear, [1, 2, 3])
     first, second = torch.randn(2, 4), torch.randn(2, 4)
+    expected = {id(x): linear(x).split([1, 2, 3], -1) for x in (first, second)}
     for order in ((0, 1, 2), (2, 0, 1)):
-        calls = counted.calls
+        calls.clear()
         for index in order:
-            assert torch.equal(merged.parts[index](first), counted.linear(first).split([1, 2, 3], -1)[index])
-        assert counted.calls == calls + 1
+            assert torch.equal(merged.parts[index](first), expected[id(first)][index])
+        assert len(calls) == 1
         assert merged._results.source is None
-    assert counted.linear(first).shape == (2, 6)
     # Another input, the same part again, an equal copy: all are computed anew.
-    calls = counted.calls
-    assert torch.equal(merged.parts[0](first), counted.linear(first)[:, :1])
-    assert torch.equal(merged.parts[1](second), counted.linear(second)[:, 1:3])
-    assert torch.equal(merged.parts[1](second), counted.linear(second)[:, 1:3])
-    assert torch.equal(merged.parts[0](second.clone()), counted.linear(second)[:, :1])
-    assert counted.calls == calls + 4
+    calls.clear()
+    assert torch.equal(merged.parts[0](first), expected[id(first)][0])
+    assert torch.equal(merged.parts[1](second), expected[id(second)][1])
+    assert torch.equal(merged.parts[1](second), expected[id(second)][1])
+    assert torch.equal(merged.parts[0](second.clone()), expected[id(second)][0])
+    assert len(calls) == 4
+
+
+def test_a_merged_layer_says_what_the_separate_ones_say() -> None:
+    layers = [nn.Linear(8, 3), nn.Linear(8, 5, bias=False)]
+    merged = merge_linear(layers)
+    assert merged is not None
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(merged(x), torch.cat([layer(x) for layer in layers], -1))
+    assert merge_linear([nn.Linear(8, 3), nn.Linear(7, 3)]) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_embedding_of_16_bits_gives_the_same_rows(dtype: torch.dtype) -> None:
+    weight = torch.randn(9000, 8).to(dtype).float()
+    module = nn.Sequential(nn.Embedding(9000, 8, _weight=weight.clone()))
+    assert narrow_embeddings(module) == ("0",)
+    narrow = module.get_submodule("0")
+    assert isinstance(narrow, NarrowEmbedding)
+    assert narrow.weight.dtype == dtype
+    ids = torch.randint(9000, (2, 50))
+    assert narrow(ids).dtype == torch.float32
+    assert torch.equal(narrow(ids), weight[ids])
+    assert torch.equal(narrow(torch.arange(9000)), weight)
+
+
+@pytest.mark.parametrize("value", [1 / 3, float("nan")])
+def test_an_embedding_that_would_change_stays(value: float) -> None:
+    weight = torch.ones(9000, 8)
+    weight[8999, 7] = value
+    module = nn.Sequential(nn.Embedding(9000, 8, _weight=weight))
+    assert narrow_embeddings(module) == ()
+    assert type(module.get_submodule("0")) is nn.Embedding
+
+
+class Scaled(nn.Embedding):
+    pass
+
+
+def test_an_embedding_that_does_more_than_look_up_stays() -> None:
+    module = nn.Sequential(Scaled(4, 4), nn.Embedding(4, 4, max_norm=1.0))
+    assert narrow_embeddings(module.requires_grad_(False)) == ()

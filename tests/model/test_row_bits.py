@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from engine.config import DEFAULT_MODEL, ModelConfig
+from engine.config import DEFAULT_MODEL, DType, ModelConfig
 from engine.errors import ModelNotFound
 from engine.model.attention.choice import choose_backend
 from engine.model.input_batch import SequenceSlice
@@ -19,7 +19,7 @@ from tests.tiny import tiny_model
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
-KINDS = ("packed-fp16", "packed-int8")
+KINDS: tuple[DType, ...] = ("float16", "int8")
 
 
 class Rows:
@@ -80,19 +80,17 @@ def check(model: LoadedModel, place: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "mistral", "gemma2"])
-def test_tiny_models(arch: str, kind: str) -> None:
-    model = wrap_model(tiny_model(arch), None, name=arch, linear_weights=kind, operators=need_operators())
+def test_tiny_models(arch: str, kind: DType) -> None:
+    model = wrap_model(tiny_model(arch), None, name=arch, dtype=kind, operators=need_operators())
     check(model, 70)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_default_model(kind: str) -> None:
+def test_the_default_model(kind: DType) -> None:
     need_operators()
     try:
-        model = load_causal_lm(
-            ModelConfig(model=DEFAULT_MODEL, linear_weights=kind, device="cpu", offline=True)
-        )
+        model = load_causal_lm(ModelConfig(model=DEFAULT_MODEL, dtype=kind, device="cpu", offline=True))
     except ModelNotFound:
         pytest.skip(f"{DEFAULT_MODEL} is not on this machine")
     for place in (33, 70, 129):

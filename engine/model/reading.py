@@ -1,0 +1,135 @@
+"""Reads the parts of a Hugging Face folder; what is wrong with them becomes a StartupError that names it."""
+
+import json
+from pathlib import Path
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from engine.config import ModelConfig
+from engine.errors import StartupError
+from engine.model.attention.interface import ATTENTION_NAME
+
+_GENERAL_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+def read_config(folder: Path, config: ModelConfig) -> PreTrainedConfig:
+    """The model's config.
+
+    Raises:
+        StartupError: It cannot be read, or needs code that may not run.
+    """
+    try:
+        return AutoConfig.from_pretrained(
+            folder, trust_remote_code=config.trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError, ImportError, StrictDataclassError) as error:
+        raise _startup_error(f"the config of {config.model} cannot be read", error, config) from error
+
+
+def read_model(
+    folder: Path, config: ModelConfig, model_config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    """The model with its weights, in the memory of the CPU.
+
+    Raises:
+        StartupError: The weights cannot be read, or some are missing.
+    """
+    try:
+        module, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=model_config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=config.trust_remote_code,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        raise _startup_error(f"the weights of {config.model} cannot be read", error, config) from error
+    # transformers would fill these with random numbers.
+    if missing := sorted(report["missing_keys"]):
+        raise StartupError(
+            f"the checkpoint in {folder} lacks {len(missing)} weights of {type(module).__name__}, among them "
+            f"{', '.join(missing[:3])}: it is incomplete, or its config belongs to another model"
+        )
+    loaded: PreTrainedModel = module
+    return loaded
+
+
+def read_skeleton(folder: Path, model_config: PreTrainedConfig) -> PreTrainedModel:
+    """The model with float32 weights on the meta device, where they take no memory and have no values."""
+    with torch.device("meta"):
+        module: PreTrainedModel = AutoModelForCausalLM.from_config(
+            model_config, attn_implementation=ATTENTION_NAME, dtype=torch.float32
+        )
+    if (folder / "generation_config.json").is_file():
+        module.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return module
+
+
+def read_tokenizer(folder: Path, config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer, with the chat template that the settings name.
+
+    Raises:
+        StartupError: There is none, or it cannot be read.
+    """
+    # A folder that names the general class means its tokenizer.json as it stands; AutoTokenizer would rebuild
+    # it by the habits of the model's type.
+    reader = PreTrainedTokenizerFast if _is_general_tokenizer(folder) else AutoTokenizer
+    try:
+        tokenizer: PreTrainedTokenizerBase = reader.from_pretrained(
+            folder, trust_remote_code=config.trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise _startup_error(
+            f"the tokenizer of {config.model} in {folder} cannot be read", error, config
+        ) from error
+    # Some classes come up with an empty vocabulary when their files are missing.
+    files = sorted(set(tokenizer.vocab_files_names.values()))
+    if not any((folder / file).is_file() for file in files):
+        raise StartupError(f"the folder {folder} has no tokenizer: none of {', '.join(files)} is there")
+    if config.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(config.chat_template)
+    return tokenizer
+
+
+def read_chat_template(path: Path) -> str:
+    """A chat template from a file.
+
+    Raises:
+        StartupError: The file cannot be read. Whether it parses is found out where it is compiled, by
+            ChatTemplate, which knows transformers' own tags.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"chat_template {path} cannot be read: {error}") from error
+
+
+def _is_general_tokenizer(folder: Path) -> bool:
+    description = folder / "tokenizer_config.json"
+    if not (folder / "tokenizer.json").is_file() or not description.is_file():
+        return False
+    fields = json.loads(description.read_text(encoding="utf-8"))
+    return fields.get("tokenizer_class") in _GENERAL_TOKENIZERS and "auto_map" not in fields
+
+
+def _startup_error(what: str, error: Exception, config: ModelConfig) -> StartupError:
+    if "trust_remote_code" in str(error) and not config.trust_remote_code:
+        return StartupError(
+            f"{what}: the model comes with Python code of its own, which is not run unless you set "
+            "trust_remote_code (--trust-remote-code). Read the code first: it runs with your rights"
+        )
+    return StartupError(f"{what}: {error}")
