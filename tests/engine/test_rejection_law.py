@@ -134,9 +134,8 @@ def test_a_false_claim_of_how_a_token_was_drawn_shows(wrap: Wrap) -> None:
     assert excess(counts) > 2
 
 
-# Trees, drawn by a script without a model. A step may draft one node less than there is room for tokens.
+# Trees, drawn by a script without a model: two siblings, and two below the first of them.
 FORK = (0, 0, 1, 1)
-TREE_WISHES = replace(WISHES, max_tokens=len(FORK) + 2)
 
 
 def sampled_from_trees(
@@ -150,8 +149,8 @@ def sampled_from_trees(
 ) -> tuple[torch.Tensor, float]:
     script = drawing(parents, proposal, draw=draw, recorded=recorded)
     return sampled(
-        replace(TREE_WISHES, speculation=SpeculationParams(acceptance=acceptance)),
-        lambda inner: ScriptedSpeculator(script),
+        replace(WISHES, speculation=SpeculationParams(acceptance=acceptance)),
+        lambda inner: ScriptedSpeculator(script, Requirements(branches=True)),
         num_draft_tokens=len(parents),
         num_seeds=num_seeds,
     )
@@ -165,7 +164,7 @@ def test_drawn_trees_keep_the_law(proposal: Proposal) -> None:
 
 
 def test_drawn_chains_keep_the_law_as_a_block() -> None:
-    counts, rate = sampled_from_trees(Proposal.SAMPLED, Acceptance.BLOCK, parents=(0, 1, 2, 3))
+    counts, rate = sampled_from_trees(Proposal.SAMPLED, Acceptance.BLOCK, parents=(0, 1))
     assert excess(counts) < 1
     assert rate > 0.15
 
@@ -187,7 +186,7 @@ def test_a_false_claim_of_how_a_tree_was_drawn_shows(
 
 def test_a_false_claim_of_how_a_block_was_drawn_shows() -> None:
     counts, _ = sampled_from_trees(
-        Proposal.SAMPLED, Acceptance.BLOCK, parents=(0, 1, 2, 3), draw=likeliest, num_seeds=1000
+        Proposal.SAMPLED, Acceptance.BLOCK, parents=(0, 1), draw=likeliest, num_seeds=1000
     )
     assert excess(counts) > 2
 
