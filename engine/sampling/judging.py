@@ -4,7 +4,7 @@ import torch
 
 from engine.acceptance import Rule
 from engine.sampling.metadata import RowGroup
-from engine.sampling.noise import Stream, uniform_rows
+from engine.sampling.noise import Stream, uniform
 from engine.sampling.verification import (
     Accepts,
     LawAt,
@@ -16,8 +16,6 @@ from engine.sampling.verification import (
     verify_siblings,
 )
 from engine.token_tree import TokenTree
-
-_CPU = torch.device("cpu")
 
 
 def judge(rule: Rule, tree: TokenTree, group: RowGroup, rows: torch.Tensor) -> Verdict:
@@ -40,7 +38,7 @@ def judge(rule: Rule, tree: TokenTree, group: RowGroup, rows: torch.Tensor) -> V
         return follow_typical(tree, law_at)
     draft_law_of = _recorded(tree, rows)
     if rule is Rule.BLOCK:
-        return verify_block(tree, law_at, draft_law_of, _block_coins(tree, group))
+        return verify_block(tree, law_at, draft_law_of, _block_coins(group))
     sibling_laws = drawn_distinct if rule is Rule.RECURSIVE else drawn_independently
     return verify_siblings(tree, law_at, draft_law_of, sibling_laws, _sibling_coins(tree, group))
 
@@ -59,24 +57,13 @@ def _recorded(tree: TokenTree, like: torch.Tensor) -> LawAt:
 def _sibling_coins(tree: TokenTree, group: RowGroup) -> Accepts:
     """Coins keyed by position and rank: of a step's walk only one node per level has children to try."""
     depths = tree.depths()
-    coins: dict[int, float] = {}
 
     def accepts(node: int, chance: float) -> bool:
-        if node not in coins:
-            siblings = tree.children(tree.parents[node - 1])
-            key = group.noise_key(depths[node] - 1, Stream.ACCEPT)
-            row = uniform_rows([key], len(siblings), _CPU)[0].tolist()
-            coins.update(zip(siblings, row, strict=True))
-        return coins[node] < chance
+        rank = tree.children(tree.parents[node - 1]).index(node)
+        return uniform([group.noise_key(depths[node] - 1, Stream.ACCEPT, rank)])[0] < chance
 
     return accepts
 
 
-def _block_coins(tree: TokenTree, group: RowGroup) -> Accepts:
-    """Coins keyed by the step's first position and the depth.
-
-    The verdict looks at coins of places that it then leaves undecided. The next step must not meet them
-    again, so that the place alone is no key here.
-    """
-    coins = uniform_rows([group.noise_key(0, Stream.ACCEPT)], len(tree), _CPU)[0].tolist()
-    return lambda node, chance: bool(coins[node - 1] < chance)
+def _block_coins(group: RowGroup) -> Accepts:
+    return lambda node, chance: uniform([group.noise_key(node - 1, Stream.ACCEPT)])[0] < chance

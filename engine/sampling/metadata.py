@@ -17,8 +17,9 @@ from engine.sampling.noise import NoiseKey, Stream
 from engine.sampling_params import Acceptance, SamplingParams
 from engine.token_tree import TokenTree
 
-# Positions are below 2**32; the depth in a block lies above them.
-_DEPTH_SHIFT = 32
+# Positions are below 2**32; ranks and depths lie above them in a key.
+_POSITION_BITS = 32
+_OF_A_STEP = (Stream.DRAFT, Stream.ACCEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,17 @@ class RowGroup:
             return (None,) * len(self)
         return tuple(self.noise_key(len(path), stream) for path in self.paths)
 
-    def noise_key(self, depth: int, stream: Stream) -> NoiseKey:
+    def noise_key(self, depth: int, stream: Stream, rank: int = 0) -> NoiseKey:
         """The key of the token that follows `depth` draft tokens.
 
         Block verification decides on a token by what the draft says behind it, so that all the noise of a
-        step's draft is spent, even where nothing came of it. There the key of a DRAFT draw names the step, by
-        the length at its start, and the depth. No other rule looks ahead.
+        step's draft and coins is spent, even where nothing came of it. There their keys name the step, by the
+        length at its start, and the depth. No other rule looks ahead.
+
+        Args:
+            depth: Draft tokens in front of it.
+            stream: What the noise is for.
+            rank: Its place among its siblings, where each has a number of its own.
 
         Raises:
             ValueError: The seed was not resolved.
@@ -81,7 +87,7 @@ class RowGroup:
         seed = self.params.seed
         if seed is None:
             raise ValueError("the seed of a sampled request must be resolved at admission, got None")
-        position = len(self.token_ids) + depth
-        if stream is Stream.DRAFT and self.params.speculation.acceptance is Acceptance.BLOCK:
-            position = len(self.token_ids) | (1 + depth) << _DEPTH_SHIFT
-        return NoiseKey(seed, self.params.choice, position, stream)
+        position, above = len(self.token_ids) + depth, rank
+        if self.params.speculation.acceptance is Acceptance.BLOCK and stream in _OF_A_STEP:
+            position, above = len(self.token_ids), 1 + depth
+        return NoiseKey(seed, self.params.choice, position | above << _POSITION_BITS, stream)

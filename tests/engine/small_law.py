@@ -19,6 +19,7 @@ from tests.tiny import tiny_model
 VOCAB = 5
 CONFIG: dict[str, Any] = {
     "vocab_size": VOCAB,
+    "num_hidden_layers": 1,
     "bos_token_id": None,
     "eos_token_id": None,
     "initializer_range": 0.25,

@@ -13,7 +13,7 @@ from engine.engine_core import EngineCore
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.speculation.base import ProposalContext, Requirements, Speculator
 from engine.token_tree import EMPTY_TREE, Proposal, TokenTree
-from tests.drawn import Draw, drawing, independently, likeliest
+from tests.drawn import Draw, drawing, likeliest
 from tests.engine.small_law import DEPTH, PROMPT, TEMPERATURE, VOCAB, exact_law, excess, models, threshold
 from tests.engines import build_llm
 from tests.scripted import ScriptedSpeculator
@@ -134,9 +134,8 @@ def test_a_false_claim_of_how_a_token_was_drawn_shows(wrap: Wrap) -> None:
     assert excess(counts) > 2
 
 
-# Trees, drawn by a script without a model. A step may draft one node less than there is room for tokens.
+# Trees, drawn by a script without a model: two siblings, and two below the first of them.
 FORK = (0, 0, 1, 1)
-TREE_WISHES = replace(WISHES, max_tokens=len(FORK) + 2)
 
 
 def sampled_from_trees(
@@ -146,13 +145,14 @@ def sampled_from_trees(
     parents: tuple[int, ...] = FORK,
     draw: Draw | None = None,
     recorded: torch.Tensor | None = None,
+    num_seeds: int = 2000,
 ) -> tuple[torch.Tensor, float]:
     script = drawing(parents, proposal, draw=draw, recorded=recorded)
     return sampled(
-        replace(TREE_WISHES, speculation=SpeculationParams(acceptance=acceptance)),
-        lambda inner: ScriptedSpeculator(script),
+        replace(WISHES, speculation=SpeculationParams(acceptance=acceptance)),
+        lambda inner: ScriptedSpeculator(script, Requirements(branches=True)),
         num_draft_tokens=len(parents),
-        num_seeds=2000,
+        num_seeds=num_seeds,
     )
 
 
@@ -164,7 +164,7 @@ def test_drawn_trees_keep_the_law(proposal: Proposal) -> None:
 
 
 def test_drawn_chains_keep_the_law_as_a_block() -> None:
-    counts, rate = sampled_from_trees(Proposal.SAMPLED, Acceptance.BLOCK, parents=(0, 1, 2, 3))
+    counts, rate = sampled_from_trees(Proposal.SAMPLED, Acceptance.BLOCK, parents=(0, 1))
     assert excess(counts) < 1
     assert rate > 0.15
 
@@ -172,7 +172,6 @@ def test_drawn_chains_keep_the_law_as_a_block() -> None:
 FALSE_CLAIMS: dict[str, tuple[Proposal, Draw | None, torch.Tensor | None]] = {
     "the likeliest, said to be drawn without replacement": (Proposal.SAMPLED_DISTINCT, likeliest, None),
     "the likeliest, said to be drawn with replacement": (Proposal.SAMPLED, likeliest, None),
-    "with replacement, said to be without": (Proposal.SAMPLED_DISTINCT, independently, None),
     "drawn, said to be uniform": (Proposal.SAMPLED, None, torch.full((VOCAB, VOCAB), 1 / VOCAB)),
 }
 
@@ -181,15 +180,17 @@ FALSE_CLAIMS: dict[str, tuple[Proposal, Draw | None, torch.Tensor | None]] = {
 def test_a_false_claim_of_how_a_tree_was_drawn_shows(
     proposal: Proposal, draw: Draw | None, recorded: torch.Tensor | None
 ) -> None:
-    counts, _ = sampled_from_trees(proposal, draw=draw, recorded=recorded)
+    counts, _ = sampled_from_trees(proposal, draw=draw, recorded=recorded, num_seeds=1000)
     assert excess(counts) > 2
 
 
 def test_a_false_claim_of_how_a_block_was_drawn_shows() -> None:
-    counts, _ = sampled_from_trees(Proposal.SAMPLED, Acceptance.BLOCK, parents=(0, 1, 2, 3), draw=likeliest)
+    counts, _ = sampled_from_trees(
+        Proposal.SAMPLED, Acceptance.BLOCK, parents=(0, 1), draw=likeliest, num_seeds=1000
+    )
     assert excess(counts) > 2
 
 
 def test_typical_acceptance_does_not_keep_the_law() -> None:
-    counts, _ = sampled_from_trees(Proposal.SAMPLED, Acceptance.TYPICAL)
+    counts, _ = sampled_from_trees(Proposal.SAMPLED, Acceptance.TYPICAL, num_seeds=1000)
     assert excess(counts) > 2

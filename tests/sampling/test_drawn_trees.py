@@ -8,7 +8,7 @@ import torch
 
 from engine.sampling import judging
 from engine.sampling.metadata import RowGroup
-from engine.sampling.noise import NoiseKey, Stream, uniform_rows
+from engine.sampling.noise import NoiseKey, Stream, uniform
 from engine.sampling.sampler import Sampler, choose_tokens
 from engine.sampling.verification import (
     drawn_distinct,
@@ -39,7 +39,6 @@ from tests.sampling.table_model import (
 )
 
 SAMPLED, DISTINCT = Proposal.SAMPLED, Proposal.SAMPLED_DISTINCT
-CPU = torch.device("cpu")
 
 
 def lines_of(speculation: SpeculationParams, num_seeds: int, temperature: float = 1.2) -> list[Line]:
@@ -80,12 +79,11 @@ def test_the_walk_is_the_enumerated_function(
         def accepts(node: int, chance: float, line: Line = line, tree: TokenTree = tree) -> bool:
             seed, choice = line.params.seed or 0, line.params.choice
             if speculation is BLOCK:
-                key, column = NoiseKey(seed, choice, len(PROMPT), Stream.ACCEPT), node - 1
+                place = len(PROMPT) | node << 32
             else:
-                place = len(PROMPT) + tree.depths()[node] - 1
-                key = NoiseKey(seed, choice, place, Stream.ACCEPT)
-                column = tree.children(tree.parents[node - 1]).index(node)
-            return float(uniform_rows([key], 8, CPU)[0, column]) < chance
+                rank = tree.children(tree.parents[node - 1]).index(node)
+                place = (len(PROMPT) + tree.depths()[node] - 1) | rank << 32
+            return uniform([NoiseKey(seed, choice, place, Stream.ACCEPT)])[0] < chance
 
         if speculation is TYPICAL:
             verdict = follow_typical(tree, law_at)
@@ -173,8 +171,8 @@ def test_noise_that_a_verdict_looked_at_is_not_met_again(
     looked_at: list[NoiseKey] = []
     noise_key = RowGroup.noise_key
 
-    def watched(self: RowGroup, depth: int, stream: Stream) -> NoiseKey:
-        key = noise_key(self, depth, stream)
+    def watched(self: RowGroup, depth: int, stream: Stream, rank: int = 0) -> NoiseKey:
+        key = noise_key(self, depth, stream, rank)
         if stream in (Stream.DRAFT, Stream.ACCEPT):
             looked_at.append(key)
         return key

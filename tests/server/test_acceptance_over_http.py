@@ -21,10 +21,12 @@ from engine.async_engine import AsyncEngine
 from engine.config import CacheConfig, DraftModelSpeculation, EngineConfig, SchedulerConfig
 from engine.factory import assemble
 from engine.model.loader import wrap_model
+from engine.speculation.base import Requirements
 from engine.token_tree import Proposal
 from server.app import AppSettings
 from tests.drawn import drawing, likeliest
 from tests.engine.small_law import CONFIG, DEPTH, PROMPT, TEMPERATURE, VOCAB, excess
+from tests.operators import operators
 from tests.scripted import Script, ScriptedSpeculator
 from tests.server.running import RunningServer
 from tests.tiny import tiny_model
@@ -50,14 +52,16 @@ def letter_tokenizer() -> PreTrainedTokenizerFast:
 def serving(start_server: StartServer, script: Script) -> Iterator[httpx.Client]:
     """A client of a server whose drafts come from a script."""
     config = EngineConfig(
-        cache=CacheConfig(block_size=16, num_kv_blocks=1100),
-        scheduler=SchedulerConfig(max_num_seqs=500, max_num_batched_tokens=4000, max_num_queued=2000),
+        cache=CacheConfig(block_size=16, num_kv_blocks=300),
+        scheduler=SchedulerConfig(max_num_seqs=NUM_CHOICES, max_num_batched_tokens=1000),
         speculation=DraftModelSpeculation(
             draft_model="scripted", num_draft_tokens=len(FORK), acceptance="rejection", allow_lossy=True
         ),
     )
-    target = wrap_model(tiny_model(**CONFIG), letter_tokenizer(), name="letters", max_model_len=32)
-    parts = assemble(config, target, speculator=ScriptedSpeculator(script))
+    target = wrap_model(
+        tiny_model(**CONFIG), letter_tokenizer(), name="letters", max_model_len=32, operators=operators()
+    )
+    parts = assemble(config, target, speculator=ScriptedSpeculator(script, Requirements(branches=True)))
     engine = AsyncEngine(parts.core, parts.model, parts.tokenizer)
     engine.start()
     try:
@@ -69,8 +73,8 @@ def serving(start_server: StartServer, script: Script) -> Iterator[httpx.Client]
 
 
 def ask(http: httpx.Client, **fields: Any) -> dict[str, Any]:
-    """A completion of as many tokens as let a step draft the whole tree behind the first one."""
-    body = {"prompt": PROMPT, "max_tokens": len(FORK) + 2, "temperature": TEMPERATURE, **fields}
+    """A completion with room for one token more, so that tokens 2 and 3 are drafted in the second step."""
+    body = {"prompt": PROMPT, "max_tokens": DEPTH + 1, "temperature": TEMPERATURE, **fields}
     response = http.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()

@@ -251,4 +251,3 @@ def test_a_rule_that_the_drafts_do_not_allow_is_refused(serve: Callable[..., Ser
             error = refused(served, endpoint, {"speculation": {"acceptance": rule}})
             assert error["param"] == "speculation.acceptance"
             assert rule in error["message"]
-    assert not served.engine.requests
