@@ -7,7 +7,8 @@
 
 ARG PYTHON_VERSION=3.12
 
-FROM python:${PYTHON_VERSION}-slim AS build
+# Not the slim one: it has the C++ compiler that the operators are built with.
+FROM python:${PYTHON_VERSION} AS build
 ARG DEVICE=cpu
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
@@ -32,6 +33,10 @@ RUN pip install --constraint constraints.txt .
 COPY engine engine
 COPY server server
 RUN pip install --no-deps --force-reinstall .
+
+# The operators lie beside the code, for every level of x86-64: the image needs no compiler.
+WORKDIR /
+RUN python -m engine.model.cpu_ops.build
 
 FROM python:${PYTHON_VERSION}-slim
 RUN groupadd --gid 10001 outrider \

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
 from engine.core.request import Request
 from engine.core.stopping import StopRules
 from engine.errors import ContextTooLong, InvalidRequest
@@ -19,12 +20,14 @@ class EngineLimits:
         vocab_size: Token ids are below it.
         eos_token_ids: Ids that end the model's turn.
         max_num_queued: Requests that may wait.
+        acceptance: Which acceptance rules it may ask for.
     """
 
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
     max_num_queued: int
+    acceptance: AcceptancePolicy = ANY_LOSSLESS
 
 
 def admit(
@@ -33,7 +36,8 @@ def admit(
     """Makes a Request, drawing a seed where none was given.
 
     Raises:
-        InvalidRequest: The prompt is empty, or an id is outside the vocabulary.
+        InvalidRequest: The prompt is empty, an id is outside the vocabulary, or the acceptance rule cannot be
+            had.
         ContextTooLong: Prompt and answer do not fit the context.
     """
     if not prompt_token_ids:
@@ -49,6 +53,7 @@ def admit(
             f"and {wanted} more are to be generated: shorten the prompt or lower max_tokens",
             "prompt" if room < 1 else "max_tokens",
         )
+    params = limits.acceptance.resolved(params)
     if params.seed is None:
         params = replace(params, seed=secrets.randbelow(SEED_MAX))
     return Request(

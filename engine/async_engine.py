@@ -15,7 +15,8 @@ from functools import partial
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
 from engine.engine_core import EngineCore
 from engine.errors import EngineDead, EngineError, InvalidRequest, RequestFailed
-from engine.outputs import RequestOutput
+from engine.outputs import RequestOutput, StepPart
+from engine.profiler import Tracer
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
@@ -69,6 +70,7 @@ class AsyncEngine:
         self._core = core
         self._model = model
         self._tokenizer = tokenizer
+        self._tracer = Tracer(core.timer)
         self._commands: queue.SimpleQueue[_Add | _Abort | _Close] = queue.SimpleQueue()
         self._inboxes: dict[str, _Inbox] = {}
         self._listeners: list[StatsListener] = []
@@ -128,6 +130,15 @@ class AsyncEngine:
         """See EngineClient."""
         self._commands.put(_Abort(request_id))
 
+    async def trace(self, num_steps: int) -> bytes:
+        """See EngineClient."""
+        with self._death_lock:
+            if self._dead:
+                raise EngineDead(self._dead)
+            answer = self._tracer.ask(num_steps)
+        trace = await asyncio.wrap_future(answer)
+        return await asyncio.to_thread(trace.export)
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See EngineClient."""
         encode = partial(self._require_tokenizer().encode, text, add_special_tokens=add_special_tokens)
@@ -159,7 +170,9 @@ class AsyncEngine:
         try:
             while self._obey():
                 if self._core.has_work:
+                    self._tracer.before_step()
                     self._step()
+                    self._tracer.after_step()
                 self._report()
         except BaseException as error:
             # Not even an exit may pass: above a thread is nobody who could tell the clients.
@@ -171,11 +184,16 @@ class AsyncEngine:
     def _obey(self) -> bool:
         """Carries out all queued commands, waiting for one if there is nothing else to do."""
         block = not self._core.has_work
+        timer = self._core.timer
+        timer.enter(StepPart.COMMANDS)
+        if block:
+            timer.leave()  # Waiting is no part of a step.
         while True:
             try:
                 command = self._commands.get(block=block)
             except queue.Empty:
                 return True
+            timer.enter(StepPart.COMMANDS)
             block = False
             match command:
                 case _Add():
@@ -216,6 +234,7 @@ class AsyncEngine:
             logger.exception("a step failed; the requests in it are ended, the engine goes on")
             self._deliver(dict.fromkeys(failed, _failure()))
             return
+        self._core.timer.enter(StepPart.OUTPUT)
         self._deliver({output.request_id: output for output in outputs})
 
     def _report(self) -> None:
@@ -247,6 +266,7 @@ class AsyncEngine:
                     break
                 if isinstance(command, _Add):
                     command.inbox.refuse(EngineDead(reason))
+            self._tracer.fail(EngineDead(reason))
         self._deliver(dict.fromkeys(list(self._inboxes), EngineDead(reason)))
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
 from engine.outputs import RequestOutput, StepStats
 from engine.sampling_params import SamplingParams
 
@@ -25,7 +26,9 @@ class ModelInfo:
         method: The speculation method's name, "none" without one.
         max_draft_tokens: Draft nodes per step that the server was set to; 0 without speculation.
         has_chat_template: Whether chat requests can be served.
+        acceptance: Which acceptance rules requests may ask for.
         weights: Type of the model's weights: float32, float16, bfloat16 or int8.
+        probed_acceptance: Share of draft tokens accepted in the trial at start; None if there was none.
     """
 
     name: str
@@ -35,6 +38,8 @@ class ModelInfo:
     max_draft_tokens: int
     has_chat_template: bool
     weights: str
+    acceptance: AcceptancePolicy = ANY_LOSSLESS
+    probed_acceptance: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,17 @@ class EngineClient(Protocol):
 
     def subscribe(self, listener: StatsListener) -> None:
         """Calls `listener` with the statistics of every step, on the engine's own thread."""
+
+    async def trace(self, num_steps: int) -> bytes:
+        """Traces the next steps, operator by operator, and waits for them.
+
+        Returns:
+            A trace in Chrome's JSON format, with a region for each part of a step.
+
+        Raises:
+            InvalidRequest: Another trace is being made.
+            EngineDead: The engine loop has ended.
+        """
 
     def health(self) -> EngineHealth:
         """Whether the engine loop lives."""

@@ -70,7 +70,10 @@ class Drafting:
         self._speculator.release(request.request_id)
 
     def retire(self, request: Request) -> None:
-        """Forgets a request that ended."""
+        """Forgets a request that ended, but for its text where texts are shared and it takes part."""
+        store = self._speculator.requirements.text_store
+        if store is not None and request.params.speculation.enabled:
+            store.add(request.params.cache_scope, request.token_ids, request.num_prompt_tokens)
         self.release(request)
         self._outgrown.discard(request.request_id)
 
@@ -93,6 +96,7 @@ class Drafting:
             block_table=scheduler.kv.block_table(request),
             params=request.params,
             budget=budget,
+            max_depth=self._planner.max_depth(request),
         )
 
     def _check(self, requests: Sequence[DraftRequest], trees: Sequence[TokenTree]) -> None:
@@ -100,6 +104,8 @@ class Drafting:
         for request, tree in zip(requests, trees, strict=True):
             if len(tree) > request.budget:
                 raise ValueError(f"{len(tree)} draft nodes proposed, but the budget was {request.budget}")
+            if max(tree.depths()) > request.max_depth:
+                raise ValueError(f"a draft of {max(tree.depths())} levels has room for {request.max_depth}")
             for token in tree.tokens:
                 if not 0 <= token < self._vocab_size:
                     raise ValueError(f"draft token {token} is outside 0 to {self._vocab_size - 1}")

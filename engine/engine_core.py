@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from engine.acceptance import is_lossless
 from engine.admission import EngineLimits, admit
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
@@ -14,12 +15,13 @@ from engine.errors import InvalidRequest, Overloaded
 from engine.model.input_batch import SequenceSlice
 from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
-from engine.outputs import FinishReason, RequestOutput, StepStats, TokenLogprob
+from engine.outputs import FinishReason, RequestOutput, StepPart, StepStats, TokenLogprob
 from engine.prompt_logprobs import PromptLogprobs
 from engine.sampling.logprobs import RowLogprobs
 from engine.sampling.sampler import SampledRun, Sampler, SamplingTask
 from engine.sampling_params import SamplingParams
 from engine.step_recorder import RequestRecord, StepRecorder
+from engine.step_timer import StepTimer
 
 
 class EngineCore:
@@ -32,6 +34,9 @@ class EngineCore:
         limits: What requests are checked against.
         drafting: Speculation; None decodes plainly.
         clock: Seconds, monotonic.
+
+    Attributes:
+        timer: Where the time goes. Between steps nothing runs, unless who steps enters a part.
     """
 
     def __init__(
@@ -45,11 +50,12 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.limits = limits
+        self.timer = StepTimer(clock)
         self._runner = runner
         self._outputs = outputs
         self._drafting = drafting
         self._clock = clock
-        self._sampler = Sampler()
+        self._sampler = Sampler(runner.operators)
         self._prompt_logprobs = PromptLogprobs()
         self._requests: dict[str, Request] = {}
         self._records: dict[str, RequestRecord] = {}
@@ -75,7 +81,9 @@ class EngineCore:
         request = admit(request_id, prompt_token_ids, params, self.limits)
         self._outputs.add(request_id, request.params, prompt_token_ids)
         self._requests[request_id] = request
-        self._records[request_id] = RequestRecord(arrival=self._clock())
+        self._records[request_id] = RequestRecord(
+            arrival=self._clock(), is_lossless=is_lossless(request.params)
+        )
         self.scheduler.add(request)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> RequestOutput | None:
@@ -98,6 +106,7 @@ class EngineCore:
 
     def step(self) -> list[RequestOutput]:
         """One forward pass of the target for everything, and what follows from it."""
+        self.timer.enter(StepPart.SCHEDULE)
         plan = self.scheduler.schedule()
         self._note_plan(plan)
         rows = self._forward(plan)
@@ -105,11 +114,13 @@ class EngineCore:
         outputs = [self._commit(item, run) for item, run in zip(plan.scheduled, runs, strict=True)]
         self._propose()
         self._publish()
+        self.timer.leave()
         self._in_step = ()
         return [output for output in outputs if output is not None]
 
     def abandon_step(self) -> list[str]:
         """After an exception in `step`: ends the requests that took part and names them; others go on."""
+        self.timer.leave()
         failed = [item.request.request_id for item in self._in_step]
         for request_id in failed:
             self.abort(request_id, FinishReason.ERROR)
@@ -119,6 +130,7 @@ class EngineCore:
     def take_stats(self) -> StepStats:
         """What happened since the last call."""
         scheduler = self.scheduler
+        self._recorder.part_seconds = self.timer.take()
         stats = self._recorder.build(len(scheduler.running), len(scheduler.waiting), scheduler.kv.usage)
         self._recorder = StepRecorder()
         return stats
@@ -142,6 +154,7 @@ class EngineCore:
 
     def _forward(self, plan: SchedulerOutput) -> torch.Tensor:
         """Runs the target; [num_rows, vocab_size], the rows of each item in the plan's order."""
+        self.timer.enter(StepPart.BUILD)
         slices = []
         for item in plan.scheduled:
             request, start = item.request, item.request.num_computed_tokens
@@ -151,15 +164,15 @@ class EngineCore:
             tokens = request.token_ids[start : start + item.num_tokens]
             table = self.scheduler.kv.block_table(request)
             slices.append(SequenceSlice(tokens, start, table, item.tree, rows))
-        began = self._clock()
-        rows_out = self._runner.forward(self._runner.build(slices))
+        batch = self._runner.build(slices)
+        self.timer.enter(StepPart.FORWARD)
+        rows_out = self._runner.forward(batch)
         self._recorder.num_target_forwards += 1
-        self._recorder.forward_seconds += self._clock() - began
         return rows_out
 
     def _sample(self, plan: SchedulerOutput, rows: torch.Tensor) -> list[SampledRun | None]:
         """The verdict on each item; None where the last committed token is not computed yet."""
-        began = self._clock()
+        self.timer.enter(StepPart.SAMPLE)
         tasks: list[SamplingTask] = []
         wanted: list[torch.Tensor] = []
         place = 0
@@ -174,7 +187,6 @@ class EngineCore:
         verdicts: list[SampledRun] = []
         if tasks:
             verdicts = self._sampler(rows if len(rows) == sum(map(len, wanted)) else torch.cat(wanted), tasks)
-        self._recorder.sample_seconds += self._clock() - began
         remaining = iter(verdicts)
         return [next(remaining) if item.reaches_end else None for item in plan.scheduled]
 
@@ -188,17 +200,21 @@ class EngineCore:
         """Enters a verdict: stops, text, bookkeeping. Tokens behind a stop leave no trace."""
         request = item.request
         if sampled is None:
+            self.timer.enter(StepPart.COMMIT)
             self.scheduler.update(item, (), 0)
             return None
+        self.timer.enter(StepPart.STOP)
         stop = apply_stop_rules(sampled.token_ids, request.num_output_tokens, request.stop_rules)
         processed = self._outputs.process(request.request_id, sampled.token_ids, stop)
         run = sampled.token_ids[: processed.num_kept]
         accepted = sampled.accepted_nodes[: len(run)]
+        self.timer.enter(StepPart.COMMIT)
         self._move_accepted(item, accepted)
         self.scheduler.update(item, run, len(accepted))
         record = self._records[request.request_id]
         is_first = record.num_steps == 0
         self._recorder.committed(record, len(run), len(item.tree), len(accepted), self._clock())
+        self.timer.enter(StepPart.OUTPUT)
         output = RequestOutput(
             request.request_id,
             token_ids=run,
@@ -238,11 +254,9 @@ class EngineCore:
 
     def _propose(self) -> None:
         """Drafts for the next step."""
-        if self._drafting is None:
-            return
-        began = self._clock()
-        self._recorder.num_outgrown += self._drafting.propose(self.scheduler)
-        self._recorder.propose_seconds += self._clock() - began
+        self.timer.enter(StepPart.PROPOSE)
+        if self._drafting is not None:
+            self._recorder.num_outgrown += self._drafting.propose(self.scheduler)
 
     def _publish(self) -> None:
         """Lets later requests share what is computed."""

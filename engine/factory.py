@@ -1,7 +1,8 @@
 """Builds an engine from its config: the only place where all the parts meet."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from engine.admission import EngineLimits
 from engine.client import ModelInfo
@@ -17,9 +18,11 @@ from engine.model.loader import load_causal_lm
 from engine.model.memory import GIB, CacheFootprint, plan_blocks
 from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
+from engine.sampling_params import Acceptance
 from engine.speculation.base import Speculator
-from engine.speculation.factory import build_speculator, load_draft
+from engine.speculation.factory import build_speculator, load_drafts, max_draft_nodes, wants_probe
 from engine.speculation.planner import Planner
+from engine.speculation_probe import log_probe, probe_speculation
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -31,11 +34,13 @@ class Engine:
 
     Attributes:
         core: The loop's body.
+        runner: The target, for whoever wants to look at its rows between two steps.
         model: What the server may know of the model.
         tokenizer: The model's; None serves token ids only.
     """
 
     core: EngineCore
+    runner: ModelRunner
     model: ModelInfo
     tokenizer: Tokenizer | None
 
@@ -47,14 +52,21 @@ def build_engine(config: EngineConfig) -> Engine:
         StartupError: A setting cannot hold; the message says what to do.
     """
     target = load_causal_lm(config.model)
-    draft = load_draft(config.speculation, target, config.model)
-    return assemble(config, target, draft)
+    drafts = load_drafts(config.speculation, target, config.model)
+    parts = _parts(config, target, drafts, None)
+    engine = parts.engine()
+    if engine.tokenizer is None or not wants_probe(config.speculation):
+        return engine
+    # Books of its own: the probe leaves nothing in prefix cache and counters.
+    result = probe_speculation(parts.core(prefix_caching=False), engine.tokenizer)
+    log_probe(result, config.speculation.method)
+    return replace(engine, model=replace(engine.model, probed_acceptance=result.acceptance))
 
 
 def assemble(
     config: EngineConfig,
     target: LoadedModel,
-    draft: LoadedModel | None = None,
+    drafts: Sequence[LoadedModel] = (),
     speculator: Speculator | None = None,
 ) -> Engine:
     """Builds an engine around models that are in memory already.
@@ -62,14 +74,52 @@ def assemble(
     Args:
         config: The settings; which models it names does not matter here.
         target: The model that is served.
-        draft: The draft model, if the speculation method has one.
+        drafts: The draft models, if the speculation method has any.
         speculator: Used instead of the one the config names.
     """
-    models = [target] if draft is None else [target, draft]
+    return _parts(config, target, drafts, speculator).engine()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What cores are made of. Two of them must never have work at the same time: they share the caches."""
+
+    config: EngineConfig
+    target: LoadedModel
+    runner: ModelRunner
+    num_blocks: int
+    speculator: Speculator | None
+    tokenizer: Tokenizer | None
+
+    def engine(self) -> Engine:
+        """The engine."""
+        core = self.core(prefix_caching=self.config.cache.prefix_caching)
+        return Engine(
+            core, self.runner, _model_info(self.config, self.target, self.tokenizer), self.tokenizer
+        )
+
+    def core(self, *, prefix_caching: bool) -> EngineCore:
+        """A core with books of its own over the models and caches."""
+        config, target = self.config, self.target
+        kv = KVCacheManager(self.num_blocks, config.cache.block_size, prefix_caching=prefix_caching)
+        scheduler = Scheduler(
+            kv,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        )
+        drafting = _drafting(config, target, self.speculator)
+        return EngineCore(
+            self.runner, scheduler, OutputProcessor(self.tokenizer), _limits(config, target), drafting
+        )
+
+
+def _parts(
+    config: EngineConfig, target: LoadedModel, drafts: Sequence[LoadedModel], speculator: Speculator | None
+) -> _Parts:
     plan = plan_blocks(
         config.cache,
         config.scheduler,
-        [CacheFootprint(model.layers, model.dtype) for model in models],
+        [CacheFootprint(model.layers, model.dtype) for model in (target, *drafts)],
         target.max_model_len,
         target.device,
     )
@@ -78,44 +128,56 @@ def assemble(
         plan.num_blocks,
         config.cache.block_size,
         plan.total_bytes / GIB,
-        "the target" if draft is None else "target and draft",
+        "target and draft" if drafts else "the target",
         plan.reason,
     )
     if speculator is None:
-        speculator = build_speculator(config, target, draft, plan.num_blocks)
-    tokenizer = None if target.tokenizer is None else Tokenizer(target.tokenizer)
-    kv = KVCacheManager(plan.num_blocks, config.cache.block_size, prefix_caching=config.cache.prefix_caching)
-    scheduler = Scheduler(
-        kv,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-    )
-    limits = EngineLimits(
-        target.max_model_len, target.vocab_size, target.eos_token_ids, config.scheduler.max_num_queued
-    )
+        speculator = build_speculator(config, target, drafts, plan.num_blocks)
+    _log_speculation(config, drafts, is_on=speculator is not None)
     cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, target.dtype, target.device)
-    runner = ModelRunner(target.module, cache, choose_backend(target.operators), target.vocab_size)
-    drafting = _drafting(config, target, draft, speculator)
-    core = EngineCore(runner, scheduler, OutputProcessor(tokenizer), limits, drafting)
-    return Engine(core, _model_info(config, target, tokenizer), tokenizer)
-
-
-def _drafting(
-    config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, speculator: Speculator | None
-) -> Drafting | None:
-    if speculator is None:
-        logger.info("speculation: none")
-        return None
-    logger.info(
-        "speculation: %s, %d draft tokens per step%s",
-        config.speculation.method,
-        config.speculation.num_draft_tokens,
-        "" if draft is None else f", drafted by {draft.name} (context {draft.max_model_len})",
+    runner = ModelRunner(
+        target.module, cache, choose_backend(target.operators), target.vocab_size, target.operators
     )
+    tokenizer = None if target.tokenizer is None else Tokenizer(target.tokenizer)
+    return _Parts(config, target, runner, plan.num_blocks, speculator, tokenizer)
+
+
+def _log_speculation(config: EngineConfig, drafts: Sequence[LoadedModel], *, is_on: bool) -> None:
+    if not is_on:
+        logger.info("speculation: none")
+        return
+    logger.info(
+        "speculation: %s, %d draft tokens per step%s, accepted by %s",
+        config.speculation.method,
+        max_draft_nodes(config.speculation),
+        "".join(f", drafted by {draft.name} (context {draft.max_model_len})" for draft in drafts),
+        config.speculation.policy.default,
+    )
+    if config.speculation.policy.allow_lossy:
+        logger.warning(
+            "allow_lossy is on: requests with typical acceptance%s do not get the model's own distribution",
+            ", the default here," if config.speculation.policy.default is Acceptance.TYPICAL else "",
+        )
+
+
+def _limits(config: EngineConfig, target: LoadedModel) -> EngineLimits:
+    return EngineLimits(
+        target.max_model_len,
+        target.vocab_size,
+        target.eos_token_ids,
+        config.scheduler.max_num_queued,
+        config.speculation.policy,
+    )
+
+
+def _drafting(config: EngineConfig, target: LoadedModel, speculator: Speculator | None) -> Drafting | None:
+    if speculator is None:
+        return None
     planner = Planner(
-        config.speculation.num_draft_tokens,
+        max_draft_nodes(config.speculation),
         target.max_model_len,
         speculator.requirements.max_model_len,
+        branches=speculator.requirements.branches,
     )
     return Drafting(config.speculation.method, speculator, planner, target.vocab_size)
 
@@ -126,7 +188,8 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         vocab_size=target.vocab_size,
         max_model_len=target.max_model_len,
         method=config.speculation.method,
-        max_draft_tokens=config.speculation.num_draft_tokens,
+        max_draft_tokens=max_draft_nodes(config.speculation),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+        acceptance=config.speculation.policy,
         weights=target.weights,
     )

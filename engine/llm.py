@@ -8,7 +8,7 @@ from engine.client import ModelInfo
 from engine.config import EngineConfig
 from engine.errors import EngineError, InvalidRequest
 from engine.factory import Engine, build_engine
-from engine.outputs import FinishReason, RequestOutput, SpeculationStats, TokenLogprob
+from engine.outputs import FinishReason, RequestOutput, SpeculationStats, StepStats, TokenLogprob
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
@@ -59,6 +59,10 @@ class LLM:
 
     Args:
         engine: What to run.
+
+    Attributes:
+        model: What it runs.
+        stats: What the last call of `generate` did, all its steps together.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -66,6 +70,7 @@ class LLM:
         self._tokenizer = engine.tokenizer
         self._ids = count()
         self.model: ModelInfo = engine.model
+        self.stats = StepStats()
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> "LLM":
@@ -115,5 +120,5 @@ class LLM:
             for request_id, answer in answers.items():
                 if answer.finish_reason is None:
                     self._core.abort(request_id)
-        self._core.take_stats()
+        self.stats = self._core.take_stats()
         return list(answers.values())

@@ -1,5 +1,6 @@
 """What the engine says: the outputs of requests and the statistics of steps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -11,6 +12,26 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+class StepPart(StrEnum):
+    """The parts of a step, in their order: where an engine's time goes.
+
+    Commands: requests that come and go. Schedule: what the step computes. Build: its tensors. Forward: the
+    target's pass. Sample: options, choice, verification. Stop: stop rules and text. Commit: bookkeeping,
+    accepted nodes moved into line. Propose: drafts for the next step, full blocks into the prefix cache.
+    Output: what requests get, and statistics.
+    """
+
+    COMMANDS = "commands"
+    SCHEDULE = "schedule"
+    BUILD = "build"
+    FORWARD = "forward"
+    SAMPLE = "sample"
+    STOP = "stop"
+    COMMIT = "commit"
+    PROPOSE = "propose"
+    OUTPUT = "output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +116,14 @@ class FinishedRequest:
         reason: Why.
         num_prompt_tokens, num_output_tokens: Its lengths.
         e2e_seconds: From arrival to end.
+        is_lossless: Whether its answer had the model's own law; false under typical acceptance.
     """
 
     reason: FinishReason
     num_prompt_tokens: int
     num_output_tokens: int
     e2e_seconds: float
+    is_lossless: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +145,7 @@ class StepStats:
         num_accepted_tokens: Draft tokens that stood.
         accepted_lengths: Per draft checked, how many of its tokens stood.
         num_outgrown: Requests that stopped speculating because they outgrew the draft's context.
-        propose_seconds, forward_seconds, sample_seconds: Where the step's time went.
+        part_seconds: Where the time went; parts that took none may be missing.
         ttft_seconds: Arrival to first token, per request that got its first one.
         inter_token_seconds: Per further token: time since the request's last output over its tokens.
         queue_seconds: Arrival to first being scheduled, per request.
@@ -144,9 +167,7 @@ class StepStats:
     num_accepted_tokens: int = 0
     accepted_lengths: tuple[int, ...] = ()
     num_outgrown: int = 0
-    propose_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    sample_seconds: float = 0.0
+    part_seconds: Mapping[StepPart, float] = field(default_factory=dict)
     ttft_seconds: tuple[float, ...] = ()
     inter_token_seconds: tuple[float, ...] = ()
     queue_seconds: tuple[float, ...] = ()

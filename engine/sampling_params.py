@@ -14,16 +14,24 @@ SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 
 class Acceptance(StrEnum):
-    """Which lossless rule decides whether a draft token stands.
+    """Which rule decides whether a draft token stands; `engine/acceptance.py` says which fits which draft.
 
     MATCH keeps a draft token when the target, drawing with noise keyed by (seed, position, token), chooses
     the same one: the text is a function of prompt, parameters and seed alone, whatever the drafter.
-    REJECTION is the ratio rule of Leviathan et al. 2023: the same law, more acceptance for drafters that
-    sample, but the text of a seed then depends on the draft.
+    REJECTION is the ratio rule: Leviathan et al. 2023 for chains, SpecInfer's multi-step form for siblings
+    drawn independently, recursive rejection for siblings drawn without replacement. The law is the target's
+    own, acceptance is often higher, but the text of a seed depends on the draft.
+    BLOCK judges a drawn chain as a whole (Sun et al. 2024): the same law, never fewer tokens than REJECTION.
+    TYPICAL is Medusa's rule, and lossy: it keeps what the target finds likely enough. Only servers that allow
+    it serve it.
+
+    At temperature 0 each of them keeps a draft token when it is the most likely one, and nothing is lost.
     """
 
     MATCH = "match"
     REJECTION = "rejection"
+    BLOCK = "block"
+    TYPICAL = "typical"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +41,13 @@ class SpeculationParams:
     Attributes:
         enabled: False decodes this request plainly.
         num_draft_tokens: Draft nodes per step, at most MAX_DRAFT_TOKENS; None takes the server's setting.
-        acceptance: The rule that verifies this request's drafts.
+        acceptance: The rule that verifies this request's drafts; None takes the server's, which is match
+            unless it is set otherwise.
     """
 
     enabled: bool = True
     num_draft_tokens: int | None = None
-    acceptance: Acceptance = Acceptance.MATCH
+    acceptance: Acceptance | None = None
 
     def __post_init__(self) -> None:
         if self.num_draft_tokens is not None:
@@ -69,6 +78,8 @@ class SamplingParams:
         skip_special_tokens: Leave special tokens out of the text.
         include_stop_str_in_output: Keep the stop string that ended the answer.
         speculation: This request's say in its speculation.
+        cache_scope: Whose request this is, opaque: what the engine keeps of its text to draft from serves
+            later requests of the same scope and no others.
     """
 
     max_tokens: int | None = None
@@ -91,6 +102,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    cache_scope: str = ""
 
     def __post_init__(self) -> None:
         _check_lengths(self.max_tokens, self.min_tokens)

@@ -1,8 +1,9 @@
 """StepRecorder: gathers what one step did, and each request's clock, into StepStats."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.outputs import FinishedRequest, FinishReason, SpeculationStats, StepStats
+from engine.outputs import FinishedRequest, FinishReason, SpeculationStats, StepPart, StepStats
 
 
 @dataclass(slots=True)
@@ -14,6 +15,7 @@ class RequestRecord:
         scheduled: When it first took part in a step.
         last_output: When its last tokens were committed.
         num_cached_tokens: Prompt tokens that the prefix cache supplied when it first took part.
+        is_lossless: Whether its acceptance rule keeps the model's law.
         num_steps, num_drafts, num_draft_tokens, num_accepted_tokens, num_committed_tokens: See
             SpeculationStats.
     """
@@ -22,6 +24,7 @@ class RequestRecord:
     scheduled: float | None = None
     last_output: float | None = None
     num_cached_tokens: int = 0
+    is_lossless: bool = True
     num_steps: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
@@ -52,9 +55,7 @@ class StepRecorder:
     num_request_forwards: int = 0
     num_outgrown: int = 0
     num_draft_tokens: int = 0
-    propose_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    sample_seconds: float = 0.0
+    part_seconds: Mapping[StepPart, float] = field(default_factory=dict)
     _accepted_lengths: list[int] = field(default_factory=list)
     _ttft: list[float] = field(default_factory=list)
     _inter_token: list[float] = field(default_factory=list)
@@ -95,7 +96,9 @@ class StepRecorder:
         self, record: RequestRecord, reason: FinishReason, lengths: tuple[int, int], now: float
     ) -> None:
         """Notes a request's end; lengths are those of its prompt and answer."""
-        self._finished.append(FinishedRequest(reason, lengths[0], lengths[1], now - record.arrival))
+        self._finished.append(
+            FinishedRequest(reason, *lengths, now - record.arrival, is_lossless=record.is_lossless)
+        )
 
     def build(self, num_running: int, num_waiting: int, kv_cache_usage: float) -> StepStats:
         """The step as the metrics want it."""
@@ -115,9 +118,7 @@ class StepRecorder:
             num_accepted_tokens=sum(self._accepted_lengths),
             accepted_lengths=tuple(self._accepted_lengths),
             num_outgrown=self.num_outgrown,
-            propose_seconds=self.propose_seconds,
-            forward_seconds=self.forward_seconds,
-            sample_seconds=self.sample_seconds,
+            part_seconds=self.part_seconds,
             ttft_seconds=tuple(self._ttft),
             inter_token_seconds=tuple(self._inter_token),
             queue_seconds=tuple(self._queue),

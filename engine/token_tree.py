@@ -12,12 +12,21 @@ class Proposal(StrEnum):
 
     DETERMINISTIC: argmax, lookup, beam: anything that did not look at the target's noise or a distribution.
     COUPLED: the argmax of the draft's logits plus the very noise the target will use.
-    SAMPLED: one token per node drawn from the recorded distribution, with noise of its own.
+    SAMPLED: drawn from the recorded distribution of the node's parent, with noise of its own. Siblings are
+        drawn independently, so that two may be the same token; each stays a node, in the order drawn.
+    SAMPLED_DISTINCT: the same, but siblings are drawn one after another without replacement, which is to
+        take the first m of log q plus Gumbel noise, in falling order (Kool et al. 2019).
     """
 
     DETERMINISTIC = "deterministic"
     COUPLED = "coupled"
     SAMPLED = "sampled"
+    SAMPLED_DISTINCT = "sampled-distinct"
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the tokens were drawn from distributions that the tree records."""
+        return self in (Proposal.SAMPLED, Proposal.SAMPLED_DISTINCT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +46,9 @@ class TokenTree:
         tokens: Token id of each draft node.
         parents: Node number of each draft node's parent.
         proposal: How the tokens were chosen.
-        distributions: For SAMPLED trees, per draft node the distribution its token was drawn from
-            (a tensor [vocab_size]; opaque here, where nothing knows of tensors).
+        distributions: For trees whose tokens were drawn, per draft node the distribution that the draft gave
+            to its parent's row, before any sibling was taken out of it (a tensor [vocab_size]; opaque here,
+            where nothing knows of tensors).
     """
 
     tokens: tuple[int, ...] = ()
@@ -53,7 +63,7 @@ class TokenTree:
             raise ValueError(f"a tree holds at most {MAX_NODES} draft nodes, got {len(self.tokens)}")
         if any(not 0 <= parent < node for node, parent in enumerate(self.parents, start=1)):
             raise ValueError(f"each parent must come before its child, got parents {self.parents}")
-        if self.proposal is Proposal.SAMPLED and len(self.distributions) != len(self.tokens):
+        if self.proposal.is_drawn and len(self.distributions) != len(self.tokens):
             raise ValueError("a sampled tree carries one distribution per draft node")
 
     @classmethod
@@ -77,6 +87,11 @@ class TokenTree:
         return TokenTree(
             self.tokens[:num_nodes], self.parents[:num_nodes], self.proposal, self.distributions[:num_nodes]
         )
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has two children."""
+        return self.parents == tuple(range(len(self)))
 
     def depths(self) -> tuple[int, ...]:
         """Distance from the root of each node, the root (0) included."""

@@ -26,6 +26,8 @@ from server.routes.docs import docs_router
 from server.routes.generation import generation_router
 from server.routes.models import models_router
 from server.routes.probes import probes_router
+from server.routes.profile import profile_router
+from server.scopes import Scopes
 from server.services.admission import Admission
 from server.services.chat import ChatService
 from server.services.completion import CompletionService
@@ -43,6 +45,7 @@ class AppSettings:
         max_body_bytes: Longest request body.
         max_logprobs: Alternatives per token that a request may ask for.
         max_choices: Answers that one request may ask for: prompts times n.
+        profiling: Whether clients may ask for traces of steps.
     """
 
     served_model_name: str | None = None
@@ -50,6 +53,7 @@ class AppSettings:
     max_body_bytes: int = 8 * 1024 * 1024
     max_logprobs: int = MAX_LOGPROBS
     max_choices: int = 1024
+    profiling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +95,19 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
     )
     app.state.outrider = AppState(admission)
     add_exception_handlers(app)
-    routers = (
+    routers = [
         generation_router(
-            CompletionService(engine, models, limits), ChatService(engine, models, limits), admission
+            CompletionService(engine, models, limits),
+            ChatService(engine, models, limits),
+            admission,
+            Scopes(),
         ),
         models_router(models),
         probes_router(admission, metrics),
         docs_router(lambda: _schema(app)),
-    )
+    ]
+    if settings.profiling:
+        routers.append(profile_router(engine))
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     metrics.watch_routes(
         (route.path_format, method)

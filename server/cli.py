@@ -17,6 +17,8 @@ from server.bench.plan import HELP as BENCH_HELP
 from server.bench.plan import LOCAL_ONLY, add_flags, read_plan
 from server.config import OPTIONS, ConfigError, load_config
 from server.options import ENV_PREFIX, Option, flag_of
+from server.verify import plan as verify_plan
+from server.verify.methods import method_configs
 
 _VERSION = f"outrider {__version__}"
 
@@ -87,6 +89,17 @@ def build_parser() -> argparse.ArgumentParser:
     add_flags(bench)
     _add_settings(bench, [option for option in options if option.path[0] == "engine"])
     bench.set_defaults(run=_bench)
+    verify = commands.add_parser(
+        "verify",
+        help="prove that speculation changes nothing: texts, logprobs, distributions",
+        description=verify_plan.HELP,
+        usage="outrider verify [--url URL | --model MODEL --SETTING VALUE ...] [--methods M,M] [--quick] ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verify_plan.add_flags(verify)
+    _add_settings(verify, [option for option in options if option.path[0] == "engine"])
+    verify.set_defaults(run=_verify)
     models = commands.add_parser("models", help="list the models known by a short name", allow_abbrev=False)
     models.set_defaults(run=_models, flags=[])
     version = commands.add_parser("version", help="print the version", allow_abbrev=False)
@@ -154,6 +167,17 @@ def _bench(args: argparse.Namespace) -> int:
     from server.bench.command import bench  # it loads an HTTP client, which nothing above needs
 
     return bench(plan, settings, args.config)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    settings = _settings(args)
+    plan = verify_plan.read_plan(args)
+    if plan.url is not None and (settings or args.config):
+        raise ConfigError(f"{flag_of(next(iter(settings), 'config'))} {verify_plan.LOCAL_ONLY}")
+    configs = {} if plan.url else method_configs(settings, os.environ, args.config, plan.methods)
+    from server.verify.command import verify  # it loads an HTTP client, which nothing above needs
+
+    return verify(plan, configs)
 
 
 def _settings(args: argparse.Namespace) -> dict[str, object]:

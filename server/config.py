@@ -41,6 +41,9 @@ class HttpConfig(Section):
     shutdown_grace_seconds: int = Field(
         30, ge=0, description="Time that running answers get to finish after SIGTERM or Ctrl+C."
     )
+    profiling: bool = Field(
+        False, description="Let clients ask for traces of the engine's steps at /profile; they slow it down."
+    )
     log_level: LogLevel = Field("info", description="Least severe messages that are logged.")
 
     @field_validator("root_path")
@@ -258,8 +261,9 @@ def _explain(details: ErrorDetails, merged: Settings) -> str:
     if option.name not in merged:
         return f"{OPTIONS.choice.name} {option.required_by} needs {option.name}: give {flag_of(option.name)}"
     message = re.sub(r"^(Value error, |\w+ should )", "must ", details["msg"])
-    setting = merged[option.name]
-    return f"{setting.source}: {option.name} {message}, got {setting.value!r}"
+    place = option.locates(details["loc"])
+    value = merged[option.name].value if place == option.name else details["input"]
+    return f"{merged[option.name].source}: {place} {message}, got {value!r}"
 
 
 def _explain_section(message: str, merged: Settings) -> str:

@@ -24,7 +24,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import choose_encoder
 
-from engine.outputs import FinishReason, StepStats
+from engine.outputs import FinishReason, StepPart, StepStats
 from server import __version__
 
 OTHER = "other"
@@ -86,10 +86,17 @@ class Metrics:
         max_draft_tokens: Draft nodes per step that the server was set to. Acceptance is counted per draft
             position up to it; what a request asked beyond shares the last one, labelled "N+".
         weights: Type of the model's weights.
+        probed_acceptance: Share of draft tokens accepted in the trial at start; None if there was none.
     """
 
     def __init__(
-        self, *, model_name: str, method: str = "none", max_draft_tokens: int = 0, weights: str = ""
+        self,
+        *,
+        model_name: str,
+        method: str = "none",
+        max_draft_tokens: int = 0,
+        weights: str = "",
+        probed_acceptance: float | None = None,
     ) -> None:
         # A creation time beside every counter lengthens the scrape and tells nobody anything.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -99,6 +106,9 @@ class Metrics:
         self._add_load(family)
         self._add_requests(family)
         self._add_speculation(family)
+        if probed_acceptance is not None:
+            text = "Share of draft tokens accepted in the trial at start; near 0: a draft of another model."
+            family.gauge("spec_decode_probed_acceptance", text).set(probed_acceptance)
         self._add_http()
         ProcessCollector(registry=self.registry)
         build = Info("outrider_build", "What runs here.", registry=self.registry)
@@ -175,10 +185,17 @@ class Metrics:
             "spec_decode_outgrown_requests",
             "Requests that outgrew the draft's context and went on without it.",
         )
+        self._lossy = family.counter(
+            "spec_decode_lossy_requests",
+            "Requests that ended under typical acceptance, which changes what the model says.",
+        )
         self._propose = family.histogram("propose_seconds", "Time a step spent drafting.", STEP_BUCKETS)
         self._forward = family.histogram("forward_seconds", "Time of a step's target forward.", STEP_BUCKETS)
         self._sample = family.histogram(
             "sample_seconds", "Time a step spent choosing and verifying tokens.", STEP_BUCKETS
+        )
+        self._parts = family.counters(
+            "step_seconds", "Time spent in steps, by the part of a step.", "part", list(StepPart)
         )
 
     def _add_http(self) -> None:
@@ -252,6 +269,7 @@ class Metrics:
                 histogram.observe(seconds)
         for request in stats.finished:
             self._finished[request.reason].inc()
+            self._lossy.inc(not request.is_lossless)
             self._e2e.observe(request.e2e_seconds)
             self._prompt_length.observe(request.num_prompt_tokens)
             self._output_length.observe(request.num_output_tokens)
@@ -268,10 +286,12 @@ class Metrics:
             self._accepted_length.observe(length)
             for position in range(length):
                 self._accepted_at[self._positions[min(position, self._max_draft_tokens)]].inc()
+        for part, seconds in stats.part_seconds.items():
+            self._parts[part].inc(seconds)
         if stats.num_target_forwards:
-            self._propose.observe(stats.propose_seconds)
-            self._forward.observe(stats.forward_seconds)
-            self._sample.observe(stats.sample_seconds)
+            self._propose.observe(stats.part_seconds.get(StepPart.PROPOSE, 0.0))
+            self._forward.observe(stats.part_seconds.get(StepPart.FORWARD, 0.0))
+            self._sample.observe(stats.part_seconds.get(StepPart.SAMPLE, 0.0))
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The scrape and its content type, in the format the Accept header prefers."""

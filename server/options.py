@@ -55,6 +55,18 @@ class Option:
     variants: tuple[str, ...] = ()
     required_by: str | None = None
 
+    def locates(self, location: tuple[int | str, ...]) -> str | None:
+        """The place in the setting that a pydantic error is about, such as tree.static.widths[0], or None.
+
+        A setting whose values can be listed has no inside.
+        """
+        for variant in self.variants or (None,):
+            own = (*self.path, *(() if variant is None else (variant,)), self.name)
+            inner = location[len(own) :]
+            if location[: len(own)] == own and not (inner and self.values):
+                return self.name + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in inner)
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -89,13 +101,10 @@ class OptionSet:
         return close[0] if close else None
 
     def at(self, location: tuple[int | str, ...]) -> Option | None:
-        """The option at a location of a pydantic error, None if a whole section is meant."""
-        for option in self.options.values():
-            for variant in option.variants or (None,):
-                tag = () if variant is None else (variant,)
-                if location == (*option.path, *tag, option.name):
-                    return option
-        return None
+        """The option at a location of a pydantic error, or inside of it; None if a whole section is meant."""
+        return next(
+            (option for option in self.options.values() if option.locates(location) is not None), None
+        )
 
 
 def derive_options(model: type[BaseModel]) -> OptionSet:
@@ -158,7 +167,7 @@ def _option(name: str, field: FieldInfo, path: tuple[str, ...], group: str) -> O
 def _readable(default: object) -> str:
     if isinstance(default, bool):
         return "on" if default else "off"
-    return "" if default is None else str(default)
+    return "" if default in (None, ()) else str(default)
 
 
 def _join(first: Option, second: Option) -> Option:
@@ -166,7 +175,7 @@ def _join(first: Option, second: Option) -> Option:
     default = first.default
     if second.default != first.default:
         default = (
-            f"{first.default} with {', '.join(first.variants)}, {second.default} with {second.variants[0]}"
+            f"{first.default} with {' and '.join(first.variants)}, {second.default} with {second.variants[0]}"
         )
     return replace(first, default=default, variants=first.variants + second.variants)
 

@@ -34,6 +34,7 @@ def serve(loaded: LoadedConfig) -> None:
             method=engine.model.method,
             max_draft_tokens=engine.model.max_draft_tokens,
             weights=engine.model.weights,
+            probed_acceptance=engine.model.probed_acceptance,
         )
         engine.subscribe(metrics.listener)
         settings = AppSettings(
@@ -42,6 +43,7 @@ def serve(loaded: LoadedConfig) -> None:
             max_body_bytes=int(http.max_body_mb * 2**20),
             max_logprobs=http.max_logprobs,
             max_choices=http.max_choices,
+            profiling=http.profiling,
         )
         app = create_app(engine, settings, metrics)
 

@@ -13,6 +13,8 @@ from engine.config import (
     NgramSpeculation,
     NoSpeculation,
     SchedulerConfig,
+    SpeculationConfig,
+    SuffixSpeculation,
 )
 from engine.factory import assemble
 from engine.llm import LLM
@@ -22,7 +24,9 @@ from engine.speculation.base import Speculator
 from tests.operators import operators
 from tests.tiny import byte_tokenizer, tiny_model
 
-METHODS = ("ngram", "draft_model")
+METHODS = ("ngram", "suffix", "draft_model")
+TREES = ("draft_model 3,2,1,1", "draft_model sequoia", "draft_model dynamic", "draft_models 2,1,1")
+"""A draft model with a tree; in the last, two draft models feed one."""
 
 
 def load_tiny(
@@ -68,17 +72,39 @@ def build_llm(
     max_num_batched_tokens: int = 256,
     prefix_caching: bool = True,
     block_size: int = 4,
+    allow_lossy: bool = False,
+    **drafting: Any,
 ) -> LLM:
-    """An engine with room to spare; tests make it small where they need it small."""
-    speculation: NoSpeculation | NgramSpeculation | DraftModelSpeculation = NoSpeculation()
+    """An engine with room to spare; tests make it small where they need it small.
+
+    Args:
+        method: The method's name, and after a space the draft model's tree.
+        drafting: More settings of the draft model's section, such as its tree.
+    """
+    speculation: SpeculationConfig = NoSpeculation()
+    drafts = []
     if method == "ngram":
-        speculation = NgramSpeculation(num_draft_tokens=num_draft_tokens, ngram_min=1)
-    elif method == "draft_model":
-        speculation = DraftModelSpeculation(draft_model="tiny", num_draft_tokens=num_draft_tokens)
-        draft = draft or load_tiny(noise=0.1)
+        speculation = NgramSpeculation(
+            num_draft_tokens=num_draft_tokens, ngram_min=1, allow_lossy=allow_lossy
+        )
+    elif method == "suffix":
+        speculation = SuffixSpeculation(
+            num_draft_tokens=num_draft_tokens, suffix_share=True, allow_lossy=allow_lossy
+        )
+    elif method.startswith("draft_model"):
+        name, _, tree = method.partition(" ")
+        if tree:
+            drafting["tree"] = tree
+        if "tree" not in drafting:
+            drafting["num_draft_tokens"] = num_draft_tokens
+        drafts = [draft or load_tiny(noise=0.1)]
+        if name == "draft_models":
+            drafts.append(load_tiny(noise=0.05))
+            drafting["extra_draft_models"] = ("another",)
+        speculation = DraftModelSpeculation(draft_model="tiny", allow_lossy=allow_lossy, **drafting)
     config = EngineConfig(
         cache=CacheConfig(block_size=block_size, num_kv_blocks=num_kv_blocks, prefix_caching=prefix_caching),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
         speculation=speculation,
     )
-    return LLM(assemble(config, target or load_tiny(), draft, speculator))
+    return LLM(assemble(config, target or load_tiny(), drafts, speculator))

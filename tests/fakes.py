@@ -5,6 +5,7 @@ import codecs
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
 from engine.errors import EngineDead, EngineError
 from engine.outputs import (
@@ -47,6 +48,7 @@ class FakeEngine:
         error_after: After this many outputs a request raises `error`.
         ending: Finish reason of complete answers.
         template_error: Raised by apply_chat_template().
+        trace_error: Raised by trace().
         requests: What came in, in order.
         num_cached_tokens: What a prompt's first choice finds in the cache; each later one finds one more.
         aborted: Ids of requests that were left before their end, in order.
@@ -66,6 +68,8 @@ class FakeEngine:
     error: Exception = field(default_factory=lambda: EngineDead("the engine loop has ended"))
     ending: FinishReason = FinishReason.STOP
     template_error: Exception | None = None
+    trace_error: EngineError | None = None
+    acceptance: AcceptancePolicy = ANY_LOSSLESS
     alive: bool = True
     requests: list[FakeRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -84,6 +88,7 @@ class FakeEngine:
             max_draft_tokens=self.drafted_per_step,
             has_chat_template=True,
             weights="int8",
+            acceptance=self.acceptance,
         )
 
     async def generate(
@@ -185,6 +190,11 @@ class FakeEngine:
 
     def subscribe(self, listener: StatsListener) -> None:
         self.listeners.append(listener)
+
+    async def trace(self, num_steps: int) -> bytes:
+        if self.trace_error is not None:
+            raise self.trace_error
+        return b'{"traceEvents": [], "steps": %d}' % num_steps
 
     def health(self) -> EngineHealth:
         return EngineHealth(self.alive, "" if self.alive else "the loop died of a test")

@@ -18,20 +18,23 @@ MAX_FUNCTION_LINES = 50
 ENGINE_LAYERS = (
     ("errors",),
     ("sampling_params", "chat_template"),
-    ("config", "outputs", "token_tree", "catalog"),
+    ("token_tree", "tree_config"),
+    ("acceptance",),
+    ("config", "outputs", "catalog"),
     ("client",),
     ("core", "model", "sampling"),
     ("tokenizer",),
     ("detokenizer",),
-    ("speculation", "output_processor", "admission", "prompt_logprobs", "step_recorder"),
-    ("drafting",),
+    ("speculation", "output_processor", "admission", "prompt_logprobs", "step_recorder", "step_timer"),
+    ("drafting", "profiler"),
     ("engine_core",),
-    ("async_engine", "factory"),
-    ("llm",),
+    ("async_engine", "speculation_probe"),
+    ("factory",),
+    ("llm", "inspection"),
 )
 # The same for the benchmark, which is a client: of the rest it knows the settings and nothing of the serving.
 BENCH_LAYERS = (
-    ("statistics", "prompts", "font", "local"),
+    ("statistics", "prompts", "font", "local", "parts", "values"),
     ("asking", "records", "png"),
     ("client", "plan", "progress", "chart"),
     ("load",),
@@ -43,8 +46,24 @@ BENCH_LAYERS = (
     ("command",),
 )
 SEEN_BY_BENCH = {"engine.errors", "server", "server.config", "server.options"}
-SEEN_BY_SERVER = {"errors", "config", "sampling_params", "outputs", "client", "catalog"}
-COMPOSITION_ROOT = "server.serve"
+# And for the verification, which is a client of a server or builds engines of its own, in one place.
+VERIFY_LAYERS = (
+    ("chi_square", "cases", "methods", "plan", "results", "subject"),
+    ("law", "comparing", "over_http", "in_process"),
+    ("texts", "report"),
+    ("draws",),
+    ("running",),
+    ("command",),
+)
+SEEN_BY_VERIFY = SEEN_BY_BENCH | {
+    "engine.config",
+    "engine.sampling_params",
+    "server.log_setup",
+    *(f"server.bench.{name}" for name in ("asking", "client", "progress", "prompts", "records", "values")),
+}
+SEEN_BY_SERVER = {"errors", "acceptance", "config", "sampling_params", "outputs", "client", "catalog"}
+# Who may build an engine, and who alone may use them.
+COMPOSITION_ROOTS = {"server.serve": "server.cli", "server.verify.in_process": "server.verify.command"}
 # The bookkeeping and the server: testable without torch, importable in no time.
 TORCH_FREE = (
     "server",
@@ -153,39 +172,51 @@ def test_the_server_sees_only_the_engines_face() -> None:
     faults = [
         f"{module.name} imports {name}"
         for module in MODULES.values()
-        if module.name.startswith("server") and module.name != COMPOSITION_ROOT
+        if module.name.startswith("server") and module.name not in COMPOSITION_ROOTS
         for name in own(module.imports, "engine")
         if name.split(".")[1:2] == [] or name.split(".")[1] not in SEEN_BY_SERVER
     ]
     assert faults == []
 
 
-def test_only_the_command_line_knows_the_composition_root() -> None:
-    users = {module.name for module in MODULES.values() if COMPOSITION_ROOT in module.imports}
-    assert users == {"server.cli"}
+@pytest.mark.parametrize("root", COMPOSITION_ROOTS)
+def test_only_a_command_knows_a_composition_root(root: str) -> None:
+    users = {module.name for module in MODULES.values() if root in module.imports}
+    assert users == {COMPOSITION_ROOTS[root]}
 
 
-def test_the_benchmark_imports_upwards_only_and_knows_no_part_of_the_serving() -> None:
-    height = {f"server.bench.{name}": row for row, names in enumerate(BENCH_LAYERS) for name in names}
-    modules = [module for module in MODULES.values() if is_in(module.name, ("server.bench",))]
-    assert {module.name for module in modules} == {*height, "server.bench"}
+@pytest.mark.parametrize(
+    ("package", "layers", "seen"),
+    [("server.bench", BENCH_LAYERS, SEEN_BY_BENCH), ("server.verify", VERIFY_LAYERS, SEEN_BY_VERIFY)],
+)
+def test_a_client_imports_upwards_only_and_knows_no_part_of_the_serving(
+    package: str, layers: tuple[tuple[str, ...], ...], seen: set[str]
+) -> None:
+    height = {f"{package}.{name}": row for row, names in enumerate(layers) for name in names}
+    modules = [module for module in MODULES.values() if is_in(module.name, (package,))]
+    assert {module.name for module in modules} == {*height, package}
     faults = [
         f"{module.name} imports {name}"
         for module in modules
+        if module.name not in COMPOSITION_ROOTS
         for name in own(module.imports, "engine") | own(module.imports, "server")
-        if name not in SEEN_BY_BENCH and height.get(name, len(height)) >= height[module.name]
+        if name not in seen and height.get(name, len(height)) >= height[module.name]
     ]
     assert faults == []
 
 
-def test_only_the_command_line_knows_the_benchmark() -> None:
-    users = {
+@pytest.mark.parametrize(
+    ("package", "users"),
+    [("server.bench", ("server.cli", "server.verify")), ("server.verify", ("server.cli",))],
+)
+def test_only_commands_know_the_clients(package: str, users: tuple[str, ...]) -> None:
+    found = {
         module.name
         for module in MODULES.values()
-        if not is_in(module.name, ("server.bench",))
-        if any(is_in(name, ("server.bench",)) for name in module.imports)
+        if not is_in(module.name, (package,))
+        if any(is_in(name, (package,)) for name in module.imports)
     }
-    assert users == {"server.cli"}
+    assert [name for name in found if not is_in(name, users)] == []
 
 
 def test_no_modules_import_each_other() -> None:
@@ -235,10 +266,18 @@ def test_bookkeeping_has_no_clock_no_thread_and_no_asyncio() -> None:
 
 @pytest.mark.parametrize(
     "package",
-    ["server.app", "server.cli", "server.bench", "engine.core", "engine.client", "engine.catalog"],
+    [
+        "server.app",
+        "server.cli",
+        "server.bench",
+        "server.verify",
+        "engine.core",
+        "engine.client",
+        "engine.catalog",
+    ],
 )
 def test_it_can_be_imported_without_torch(package: str) -> None:
-    names = [name for name in MODULES if is_in(name, (package,))]
+    names = [name for name in MODULES if is_in(name, (package,)) and name not in COMPOSITION_ROOTS]
     script = (
         "import importlib, sys\n"
         "for name in sys.argv[1:]: importlib.import_module(name)\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.config import DraftModelSpeculation, NgramSpeculation
+from engine.config import DraftModelSpeculation, NgramSpeculation, SuffixSpeculation
 from server.config import OPTIONS, ServerConfig, load_config
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -13,7 +13,9 @@ SAMPLES = sorted(CONFIGS.glob("*.yaml"))
 
 
 def test_there_are_samples() -> None:
-    assert {"default.yaml", "ngram.yaml", "draft-model.yaml"} <= {path.name for path in SAMPLES}
+    assert {"default.yaml", "ngram.yaml", "suffix.yaml", "draft-model.yaml"} <= {
+        path.name for path in SAMPLES
+    }
     assert {path.suffix for path in CONFIGS.iterdir()} == {".yaml"}
 
 
@@ -48,9 +50,11 @@ def test_what_the_default_sample_comments_out_can_be_switched_on() -> None:
     for name, value in values.items():
         option = OPTIONS.options[name]
         if OPTIONS.choice.default in option.variants:
-            assert option.default.split()[0] == str(value), name
+            written = {True: "on", False: "off"}.get(value, str(value)) if option.is_switch else str(value)
+            assert option.default.split()[0] == written, name
         draft = {"draft_model": "x"} if option.variants == ("draft_model",) else {}
-        load_config({**draft, name: value}, {})
+        method = {"speculation": "suffix"} if option.variants == ("suffix",) else {}
+        load_config({**draft, **method, name: value}, {})
 
 
 def test_the_default_sample_leaves_the_method_to_a_flag() -> None:
@@ -63,7 +67,8 @@ def test_the_speculation_samples_choose_what_they_are_named_after() -> None:
     def speculation(name: str) -> object:
         return load_config({}, {}, str(CONFIGS / name)).config.engine.speculation
 
-    assert speculation("ngram.yaml") == NgramSpeculation(num_draft_tokens=8, ngram_max=4, ngram_min=2)
+    assert speculation("ngram.yaml") == NgramSpeculation(ngram_max=4)
+    assert speculation("suffix.yaml") == SuffixSpeculation(suffix_share=True)
     assert speculation("draft-model.yaml") == DraftModelSpeculation(
         draft_model="Qwen/Qwen2.5-Coder-0.5B-Instruct", num_draft_tokens=4
     )

@@ -87,7 +87,8 @@ def test_the_dashboard_shows_what_speculation_is_about() -> None:
         "Where a step's time goes",
     } <= titles
     split = next(panel for panel in panels() if panel["title"] == "Where a step's time goes")
-    assert [target["legendFormat"] for target in split["targets"]] == ["propose", "forward", "sample"]
+    assert [target["legendFormat"] for target in split["targets"]] == ["{{part}}"]
+    assert "sum by (part)" in split["targets"][0]["expr"]
 
 
 def test_panels_do_not_overlap_and_explain_themselves() -> None:

@@ -11,7 +11,6 @@ from engine.sampling_params import (
     MAX_STOP_STRINGS,
     SEED_MAX,
     SEED_MIN,
-    Acceptance,
     SamplingParams,
     SpeculationParams,
 )
@@ -132,7 +131,7 @@ def test_draft_tokens_refused(count: int) -> None:
 
 def test_parameters_do_not_change() -> None:
     params = SamplingParams()
-    assert params.speculation == SpeculationParams(True, None, Acceptance.MATCH)
+    assert params.speculation == SpeculationParams(True, None, None)
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.seed = 1  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -8,6 +8,9 @@ Prefill chunks, single tokens and draft trees lie side by side in one row of tok
      5  6  7  8                         9 │ 10 11 12          slot in the sequence: one scratch slot per node
      6  7  8  9                        10 │ 10 10 10          visible: leading slots it may attend to ...
      0  0  0  0                         0 │  1  2  5          ... and the ancestor word over the nodes
+
+A draft model grows its tree level by level: a pass computes the newest nodes only, and those before them
+are in their scratch slots already.
 """
 
 from collections.abc import Sequence
@@ -26,7 +29,9 @@ class SequenceSlice:
         token_ids: Committed tokens to compute, consecutive.
         start: Position of the first of them; everything before is in the cache.
         block_table: Block ids of the sequence, covering all slots that are written or read.
-        tree: Draft nodes that hang off the last of token_ids.
+        tree: Draft nodes that hang off the last of token_ids, or off the token before `start` without any.
+        num_cached_nodes: Leading nodes of the tree that earlier passes computed; they are in their scratch
+            slots, and no token of token_ids is computed any more.
         rows: How many logits rows are wanted, counted from the slice's end: 0 for none, 1 + len(tree) for
             the last committed token and every node, and so on.
     """
@@ -36,10 +41,11 @@ class SequenceSlice:
     block_table: Sequence[int]
     tree: TokenTree = EMPTY_TREE
     rows: int = 1
+    num_cached_nodes: int = 0
 
     def __len__(self) -> int:
         """Tokens that the pass computes for this slice."""
-        return len(self.token_ids) + len(self.tree)
+        return len(self.token_ids) + len(self.tree) - self.num_cached_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +101,14 @@ class InputBatch:
         context_positions: list[torch.Tensor] = []
         rows: list[int] = []
         for piece in slices:
-            begin = len(flat.input_ids)
             span = _append(flat, piece, block_size)
             spans.append(span)
             rows.extend(range(span.end - piece.rows, span.end))
             context_slots.append(_slots_of(piece.block_table, span.num_slots, block_size, device))
             positions = torch.arange(span.num_slots, dtype=torch.int64)
             if span.has_tree:
-                positions[span.num_committed :] = torch.tensor(
-                    flat.positions[begin + len(piece.token_ids) :], dtype=torch.int64
-                )
+                depths = torch.tensor(piece.tree.depths()[1:], dtype=torch.int64)
+                positions[span.num_committed :] = span.num_committed - 1 + depths
             context_positions.append(positions.to(device))
         return cls(
             input_ids=torch.tensor(flat.input_ids, dtype=torch.int64, device=device),
@@ -136,18 +140,23 @@ def _append(flat: _FlatTokens, piece: SequenceSlice, block_size: int) -> Sequenc
     num_slots = num_committed + len(piece.tree)
     if num_slots > len(piece.block_table) * block_size:
         raise ValueError(f"{num_slots} slots wanted, but {len(piece.block_table)} blocks of {block_size}")
+    cached = piece.num_cached_nodes
+    if cached and piece.token_ids:
+        raise ValueError(
+            f"{cached} nodes cannot be cached before the {len(piece.token_ids)} tokens above them"
+        )
     flat.input_ids.extend(piece.token_ids)
-    flat.input_ids.extend(piece.tree.tokens)
+    flat.input_ids.extend(piece.tree.tokens[cached:])
     flat.positions.extend(range(piece.start, num_committed))
-    flat.positions.extend(num_committed - 1 + depth for depth in piece.tree.depths()[1:])
+    flat.positions.extend(num_committed - 1 + depth for depth in piece.tree.depths()[1 + cached :])
     flat.slots.extend(
         piece.block_table[index // block_size] * block_size + index % block_size
-        for index in range(piece.start, num_slots)
+        for index in range(piece.start + cached, num_slots)
     )
     flat.visible.extend(range(piece.start + 1, num_committed + 1))
-    flat.visible.extend([num_committed] * len(piece.tree))
+    flat.visible.extend([num_committed] * (len(piece.tree) - cached))
     flat.ancestors.extend([0] * len(piece.token_ids))
-    flat.ancestors.extend(piece.tree.ancestor_words()[1:])
+    flat.ancestors.extend(piece.tree.ancestor_words()[1 + cached :])
     return SequenceSpan(begin, len(flat.input_ids), num_committed, num_slots, bool(len(piece.tree)))
 
 

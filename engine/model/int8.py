@@ -66,6 +66,11 @@ class Int8Linear(nn.Module):
         whole = (numbers * scales.float()).flatten(1)
         return whole[: self.out_features, : self.in_features].contiguous()
 
+    @property
+    def packed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Numbers, scales and bias, as the operators take them."""
+        return self._numbers, self._scales, self._bias
+
     def stored(self) -> dict[str, torch.Tensor]:
         """See PackedLayer: all the tensors it has, under the names of their attributes."""
         return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}

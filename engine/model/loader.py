@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from engine.config import DType, ModelConfig
 from engine.model.attention.interface import ATTENTION_NAME, register
 from engine.model.cpu_ops.build import CpuOperators, load_operators
+from engine.model.layer_stack import stack_layers
 from engine.model.loaded_model import LoadedModel
 from engine.model.memory import return_freed_memory
 from engine.model.packed_cache import PackedCache, packed_key
@@ -168,6 +169,8 @@ def _loaded(
     max_model_len: int,
 ) -> LoadedModel:
     module = ready.module
+    if operators is not None and ready.plan.packer is not None:
+        stack_layers(module, ready.recipe.layers, operators)
     loaded = LoadedModel(
         name=name,
         module=module,

@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.model.attention.interface import AttentionBackend, AttentionMetadata
+from engine.model.cpu_ops.build import CpuOperators
 from engine.model.input_batch import InputBatch, SequenceSlice
 from engine.model.kv_cache import PagedKVCache
 
@@ -18,13 +19,20 @@ class ModelRunner:
         cache: Its keys and values.
         backend: How attention is computed.
         vocab_size: Ids that may be sampled; logits behind them are padding of the embedding and are cut.
+        operators: What its rows of logits may be processed with; None is plain torch.
     """
 
     def __init__(
-        self, module: PreTrainedModel, cache: PagedKVCache, backend: AttentionBackend, vocab_size: int
+        self,
+        module: PreTrainedModel,
+        cache: PagedKVCache,
+        backend: AttentionBackend,
+        vocab_size: int,
+        operators: CpuOperators | None = None,
     ) -> None:
         self.cache = cache
         self.vocab_size = vocab_size
+        self.operators = operators
         self._module = module
         self._backend = backend
         self._num_layers = len(cache.keys)

@@ -20,6 +20,7 @@ uses cost nothing.
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -31,13 +32,39 @@ CHUNK_ELEMENTS = 2**21
 # top_p needs the order of the most likely tokens only; rows that these do not satisfy are sorted whole.
 _TOP_P_CANDIDATES = 1024
 
+_SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""Below the smallest normal float32 a temperature would be 0, and its effect is that of the smallest."""
 
-def process_logits(logits: torch.Tensor, groups: Sequence[RowGroup]) -> torch.Tensor:
+
+class RowOperators(Protocol):
+    """Operators that do in a pass or two what plain torch takes dozens for; the C++ ones of a CPU.
+
+    Attributes:
+        truncate_rows: Steps 5 to 8 in place. Takes logits, and float64 [num_rows, 4]: temperature (0 leaves
+            a row as it is), top_k, top_p, min_p.
+        top_rows: The highest entries of each row plus its Gumbel noise, highest first and the lowest id among
+            equals. Takes logits, int64 [num_rows], where the noise of each begins, and how many; returns
+            tokens, int64, and scores, float64, both [num_rows, count]: -inf where no more can be chosen.
+    """
+
+    @property
+    def truncate_rows(self) -> Any:
+        """See above."""
+
+    @property
+    def top_rows(self) -> Any:
+        """See above."""
+
+
+def process_logits(
+    logits: torch.Tensor, groups: Sequence[RowGroup], operators: RowOperators | None = None
+) -> torch.Tensor:
     """Applies the sampling options of each row.
 
     Args:
         logits: float32 [num_rows, vocab_size]; left as it is.
         groups: Whose rows these are, in order.
+        operators: What to do it with; None takes plain torch.
 
     Returns:
         float32 [num_rows, vocab_size]: greedy rows as logits whose argmax is the token, the others as log
@@ -52,7 +79,7 @@ def process_logits(logits: torch.Tensor, groups: Sequence[RowGroup]) -> torch.Te
         raise ValueError(f"logits have {logits.shape[0]} rows, but the requests have {num_rows}")
     if not any(_changes_rows(group) for group in groups):
         return logits
-    logits = logits.clone()
+    logits = logits.clone(memory_format=torch.contiguous_format)
     begin = 0
     for group in groups:
         rows = logits[begin : begin + len(group)]
@@ -60,11 +87,24 @@ def process_logits(logits: torch.Tensor, groups: Sequence[RowGroup]) -> torch.Te
         _bias(rows, group)
         _ban(rows, group)
         begin += len(group)
+    if operators is not None:
+        operators.truncate_rows(logits, _truncations(groups))
+        return logits
     _apply_temperature(logits, groups)
     _apply_top_k(logits, groups)
     _apply_top_p(logits, groups)
     _apply_min_p(logits, groups)
     return logits
+
+
+def _truncations(groups: Sequence[RowGroup]) -> torch.Tensor:
+    """float64 [num_rows, 4], as `RowOperators.truncate_rows` takes them."""
+    options = []
+    for group in groups:
+        params = group.params
+        temperature = 0.0 if params.is_greedy else max(params.temperature, _SMALLEST_TEMPERATURE)
+        options += [[temperature, params.top_k, params.top_p, params.min_p]] * len(group)
+    return torch.tensor(options, dtype=torch.float64)
 
 
 def chunks(rows: Sequence[int], vocab_size: int) -> Iterator[Sequence[int]]:
@@ -142,10 +182,8 @@ def _index(rows: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
 
 
 def _apply_temperature(logits: torch.Tensor, groups: Sequence[RowGroup]) -> None:
-    # The highest logit becomes 0 first, so that no temperature, however small, can overflow. Below the
-    # smallest normal float32 a temperature would be 0, and its effect is that of the smallest.
-    smallest = torch.finfo(logits.dtype).tiny
-    values = [max(group.params.temperature, smallest) for group in groups for _ in group.paths]
+    # The highest logit becomes 0 first, so that no temperature, however small, can overflow.
+    values = [max(group.params.temperature, _SMALLEST_TEMPERATURE) for group in groups for _ in group.paths]
     rows = [row for row, group in enumerate(_per_row(groups)) if not group.params.is_greedy]
     for chunk in chunks(rows, logits.shape[1]):
         index = _index(chunk, logits)

@@ -14,8 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.sampling.noise import NoiseKey, Stream
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import Acceptance, SamplingParams
 from engine.token_tree import TokenTree
+
+# Positions are below 2**32; ranks and depths lie above them in a key.
+_POSITION_BITS = 32
+_OF_A_STEP = (Stream.DRAFT, Stream.ACCEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +69,17 @@ class RowGroup:
             return (None,) * len(self)
         return tuple(self.noise_key(len(path), stream) for path in self.paths)
 
-    def noise_key(self, depth: int, stream: Stream) -> NoiseKey:
+    def noise_key(self, depth: int, stream: Stream, rank: int = 0) -> NoiseKey:
         """The key of the token that follows `depth` draft tokens.
+
+        Block verification decides on a token by what the draft says behind it, so that all the noise of a
+        step's draft and coins is spent, even where nothing came of it. There their keys name the step, by the
+        length at its start, and the depth. No other rule looks ahead.
+
+        Args:
+            depth: Draft tokens in front of it.
+            stream: What the noise is for.
+            rank: Its place among its siblings, where each has a number of its own.
 
         Raises:
             ValueError: The seed was not resolved.
@@ -74,4 +87,7 @@ class RowGroup:
         seed = self.params.seed
         if seed is None:
             raise ValueError("the seed of a sampled request must be resolved at admission, got None")
-        return NoiseKey(seed, self.params.choice, len(self.token_ids) + depth, stream)
+        position, above = len(self.token_ids) + depth, rank
+        if self.params.speculation.acceptance is Acceptance.BLOCK and stream in _OF_A_STEP:
+            position, above = len(self.token_ids), 1 + depth
+        return NoiseKey(seed, self.params.choice, position | above << _POSITION_BITS, stream)

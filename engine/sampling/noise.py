@@ -71,13 +71,18 @@ def uniform(keys: Sequence[NoiseKey]) -> list[float]:
     return [word * 2.0**-_UNIFORM_BITS + _HALF_STEP for word in words]
 
 
+def noise_starts(keys: Sequence[NoiseKey], device: torch.device) -> torch.Tensor:
+    """Where the SplitMix64 sequence of each key begins: int64 [len(keys)], to be read as unsigned."""
+    return torch.tensor([_signed(key.mixed()) for key in keys], dtype=torch.int64, device=device)
+
+
 def uniform_rows(keys: Sequence[NoiseKey], vocab_size: int, device: torch.device) -> torch.Tensor:
     """A number strictly between 0 and 1 per key and token id; the same bits on every device.
 
     Returns:
         float64 [len(keys), vocab_size]; column 0 is `uniform(keys)`.
     """
-    starts = torch.tensor([_signed(key.mixed()) for key in keys], dtype=torch.int64, device=device)
+    starts = noise_starts(keys, device)
     counter = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device).mul_(_signed(_STEP))
     bits = starts[:, None] + counter  # [len(keys), vocab_size]
     scratch = torch.empty_like(bits)

@@ -1,17 +1,19 @@
 """Sampler: rows of logits and draft trees in, verified tokens per request out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from engine.sampling.logits import chunks, process_logits
+from engine.acceptance import Rule, rule_for
+from engine.sampling.judging import judge
+from engine.sampling.logits import RowOperators, chunks, process_logits
 from engine.sampling.logprobs import RowLogprobs, row_logprobs
 from engine.sampling.metadata import RowGroup
-from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, uniform
-from engine.sampling.verification import acceptance_probabilities, count_accepted, follow_choices, residual
-from engine.sampling_params import Acceptance, SamplingParams
-from engine.token_tree import Proposal, TokenTree
+from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, noise_starts
+from engine.sampling.verification import follow_choices
+from engine.sampling_params import SamplingParams
+from engine.token_tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,14 @@ class DraftToken:
 
 
 class Sampler:
-    """Chooses tokens and verifies drafts; keeps no state between calls."""
+    """Chooses tokens and verifies drafts; keeps no state between calls.
+
+    Args:
+        operators: What rows are processed with; None takes plain torch.
+    """
+
+    def __init__(self, operators: RowOperators | None = None) -> None:
+        self._operators = operators
 
     def __call__(self, logits: torch.Tensor, tasks: Sequence[SamplingTask]) -> list[SampledRun]:
         """Walks the draft of each task along its verified tokens.
@@ -73,29 +82,32 @@ class Sampler:
             tasks: Whose rows these are, in order.
 
         Raises:
-            ValueError: The rows do not fit the tasks, or a tree of sampled tokens branches.
+            ValueError: The rows do not fit the tasks, or a tree does not fit the rule that is to verify it.
         """
         walks = _lay_out(tasks)
-        processed = process_logits(logits, [walk.group for walk in walks])
-        rows = [row for walk in walks for row in walk.rows_to_choose()]
-        keys = [key for walk in walks for key in walk.keys_to_choose()]
-        picked = processed if len(rows) == len(processed) else processed[torch.tensor(rows).to(logits.device)]
-        choices = dict(zip(rows, choose_tokens(picked, keys).tolist(), strict=True))
-        return [_run(walk, logits, processed, choices) for walk in walks]
+        processed = process_logits(logits, [walk.group for walk in walks], self._operators)
+        _match([walk for walk in walks if walk.rule is Rule.MATCH], processed, self._operators)
+        _judge([walk for walk in walks if walk.rule is not Rule.MATCH], processed, self._operators)
+        return [walk.run(logits) for walk in walks]
 
 
-def choose_tokens(processed: torch.Tensor, keys: Sequence[NoiseKey | None]) -> torch.Tensor:
+def choose_tokens(
+    processed: torch.Tensor, keys: Sequence[NoiseKey | None], operators: RowOperators | None = None
+) -> torch.Tensor:
     """The token of each row: argmax(log p + Gumbel noise), or the most likely one.
 
     Args:
         processed: Logits from `process_logits`, [num_rows, vocab_size].
         keys: Per row the key of its noise; None takes the most likely token, the lowest id among equals.
+        operators: What to do it with; None takes plain torch.
 
     Returns:
         int64 [num_rows].
     """
     if all(key is None for key in keys):
         return processed.argmax(dim=-1)
+    if operators is not None:
+        return _choose_with(operators, processed, keys)
     vocab_size = processed.shape[1]
     tokens: list[torch.Tensor] = []
     for chunk in chunks(range(len(keys)), vocab_size):
@@ -109,6 +121,21 @@ def choose_tokens(processed: torch.Tensor, keys: Sequence[NoiseKey | None]) -> t
             scores.index_add_(0, index, noise)
         tokens.append(scores.argmax(dim=-1))
     return torch.cat(tokens)
+
+
+def _choose_with(
+    operators: RowOperators, processed: torch.Tensor, keys: Sequence[NoiseKey | None]
+) -> torch.Tensor:
+    tokens = processed.new_empty(len(keys), dtype=torch.int64)
+    noisy = [row for row, key in enumerate(keys) if key is not None]
+    starts = noise_starts([key for key in keys if key is not None], processed.device)
+    if len(noisy) == len(keys):
+        chosen: torch.Tensor = operators.top_rows(processed, starts, 1)[0][:, 0]
+        return chosen
+    plain = [row for row, key in enumerate(keys) if key is None]
+    tokens[noisy] = operators.top_rows(processed[noisy], starts, 1)[0][:, 0]
+    tokens[plain] = processed[plain].argmax(dim=-1)
+    return tokens
 
 
 def draw_tokens(processed: torch.Tensor, keys: Sequence[NoiseKey | None]) -> list[DraftToken]:
@@ -129,85 +156,99 @@ def draw_tokens(processed: torch.Tensor, keys: Sequence[NoiseKey | None]) -> lis
     ]
 
 
-@dataclass(frozen=True, slots=True)
 class _Walk:
-    """One task and where its rows lie."""
+    """One task on its way through its draft.
 
-    task: SamplingTask
-    group: RowGroup
-    begin: int
+    Attributes:
+        group: By what its rows are processed.
+        begin: Where they begin.
+        rule: What verifies the draft.
+        accepted: The nodes accepted so far.
+        next_token: The token behind them, once it is known.
+    """
+
+    def __init__(self, task: SamplingTask, begin: int) -> None:
+        paths = RowGroup.tree_paths(task.tree)
+        self.group = RowGroup(task.params, task.token_ids, task.num_prompt_tokens, task.eos_token_ids, paths)
+        self.begin = begin
+        self.rule = rule_for(task.params, task.tree)
+        self.tree = task.tree
+        self.accepted: tuple[int, ...] = ()
+        self.next_token: int | None = None
 
     @property
-    def is_rejection(self) -> bool:
-        """Whether the ratio rule verifies the draft; the match rule is right for everything else."""
-        params, tree = self.task.params, self.task.tree
-        return (
-            params.speculation.acceptance is Acceptance.REJECTION
-            and tree.proposal is Proposal.SAMPLED
-            and not params.is_greedy
-            and len(tree) > 0
-        )
+    def node(self) -> int:
+        """The node it has come to; the root is 0."""
+        return self.accepted[-1] if self.accepted else 0
 
-    def rows_to_choose(self) -> range:
-        """Rows at which the target chooses; of a chain under the ratio rule only the bonus token's."""
-        end = self.begin + len(self.group)
-        return range(end - 1 if self.is_rejection else self.begin, end)
+    def nodes_to_choose_at(self) -> Sequence[int]:
+        """Where the match rule needs the target's choice next.
 
-    def keys_to_choose(self) -> tuple[NoiseKey | None, ...]:
-        """The noise of those rows."""
-        keys = self.group.noise_keys(Stream.TARGET)
-        return keys[-1:] if self.is_rejection else keys
+        That is the node it has come to. Where the likeliest token is taken it is every node at once: one pass
+        without noise costs less than one pass per level.
+        """
+        return range(len(self.group)) if self.group.params.is_greedy else (self.node,)
+
+    def target_key(self) -> NoiseKey | None:
+        """The noise of the target's choice at `node`."""
+        if self.group.params.is_greedy:
+            return None
+        return self.group.noise_key(len(self.accepted), Stream.TARGET)
+
+    def follow(self, choices: Mapping[int, int]) -> None:
+        """Goes as far as the target's choices, by node, lead."""
+        self.accepted, self.next_token = follow_choices(self.tree, choices, self.accepted)
+
+    def run(self, logits: torch.Tensor) -> SampledRun:
+        """What was decided; logits are the raw rows of all tasks."""
+        assert self.next_token is not None, "every walk ends in a token"
+        token_ids = (*(self.tree.tokens[node - 1] for node in self.accepted), self.next_token)
+        num_top = self.group.params.logprobs
+        if num_top is None:
+            return SampledRun(self.accepted, token_ids, None)
+        rows = logits[[self.begin, *(self.begin + node for node in self.accepted)]]
+        return SampledRun(self.accepted, token_ids, tuple(row_logprobs(rows, token_ids, num_top)))
 
 
 def _lay_out(tasks: Sequence[SamplingTask]) -> list[_Walk]:
     walks: list[_Walk] = []
     begin = 0
     for task in tasks:
-        tree = task.tree
-        if tree.proposal is Proposal.SAMPLED and tree.parents != tuple(range(len(tree))):
-            raise ValueError(f"sampled trees must be chains, got parents {tree.parents}")
-        group = RowGroup(
-            task.params, task.token_ids, task.num_prompt_tokens, task.eos_token_ids, RowGroup.tree_paths(tree)
-        )
-        walks.append(_Walk(task, group, begin))
-        begin += len(group)
+        walks.append(_Walk(task, begin))
+        begin += 1 + len(task.tree)
     return walks
 
 
-def _run(walk: _Walk, logits: torch.Tensor, processed: torch.Tensor, choices: dict[int, int]) -> SampledRun:
-    tree = walk.task.tree
-    if walk.is_rejection:
-        rows = processed[walk.begin : walk.begin + len(walk.group)]
-        accepted, token = _verify_by_rejection(walk, rows, choices[walk.begin + len(tree)])
-    else:
-        at_nodes = [choices[walk.begin + node] for node in range(len(walk.group))]
-        accepted = follow_choices(tree, at_nodes)
-        token = at_nodes[accepted[-1] if accepted else 0]
-    token_ids = (*(tree.tokens[node - 1] for node in accepted), token)
-    num_top = walk.task.params.logprobs
-    if num_top is None:
-        return SampledRun(accepted, token_ids, None)
-    rows = logits[[walk.begin, *(walk.begin + node for node in accepted)]]
-    return SampledRun(accepted, token_ids, tuple(row_logprobs(rows, token_ids, num_top)))
+def _match(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperators | None) -> None:
+    """Verifies by the match rule, one level of all trees at a time."""
+    while walks:
+        nodes = [walk.nodes_to_choose_at() for walk in walks]
+        rows = [walk.begin + node for walk, own in zip(walks, nodes, strict=True) for node in own]
+        keys = [walk.target_key() for walk, own in zip(walks, nodes, strict=True) for _ in own]
+        picked = (
+            processed if len(rows) == len(processed) else processed[torch.tensor(rows).to(processed.device)]
+        )
+        choices = iter(choose_tokens(picked, keys, operators).tolist())
+        for walk, own in zip(walks, nodes, strict=True):
+            walk.follow({node: next(choices) for node in own})
+        walks = [walk for walk in walks if walk.next_token is None]
 
 
-def _verify_by_rejection(walk: _Walk, rows: torch.Tensor, bonus: int) -> tuple[tuple[int, ...], int]:
-    """Accepted nodes and the next token of a sampled chain; rows are its processed logits."""
-    tree = walk.task.tree
-    p = rows.softmax(dim=-1)
-    q = torch.stack([_as_tensor(distribution, p) for distribution in tree.distributions])
-    coins = uniform([walk.group.noise_key(depth, Stream.ACCEPT) for depth in range(len(tree))])
-    count = count_accepted(acceptance_probabilities(p, q, tree.tokens), coins)
-    accepted = tuple(range(1, count + 1))
-    if count == len(tree):
-        return accepted, bonus
-    replacement = residual(p[count], q[count]).log()[None]
-    key = walk.group.noise_key(count, Stream.RESIDUAL)
-    return accepted, int(choose_tokens(replacement, [key]))
-
-
-def _as_tensor(distribution: object, like: torch.Tensor) -> torch.Tensor:
-    # Trees know nothing of tensors; this is the one place that says what a distribution is.
-    if not isinstance(distribution, torch.Tensor) or distribution.shape != like.shape[1:]:
-        raise ValueError(f"a draft distribution must be a tensor of {like.shape[1]} probabilities")
-    return distribution.to(like)
+def _judge(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperators | None) -> None:
+    """Verifies by the other rules, and draws the next token of each."""
+    rows: list[torch.Tensor] = []
+    keys: list[NoiseKey | None] = []
+    for walk in walks:
+        own = processed[walk.begin : walk.begin + len(walk.group)]
+        verdict = judge(walk.rule, walk.tree, walk.group, own)
+        walk.accepted = verdict.accepted
+        if verdict.residual is None:
+            rows.append(own[walk.node])
+            keys.append(walk.target_key())
+        else:
+            rows.append(verdict.residual.log())
+            keys.append(walk.group.noise_key(len(walk.accepted), Stream.RESIDUAL))
+    if walks:
+        tokens = choose_tokens(torch.stack(rows), keys, operators).tolist()
+        for walk, token in zip(walks, tokens, strict=True):
+            walk.next_token = token

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.sampling_params import SamplingParams
-from engine.token_tree import TokenTree
+from engine.speculation.text_store import TextStore
+from engine.token_tree import MAX_NODES, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,14 @@ class Requirements:
     Attributes:
         has_cache: It keeps key/value tensors indexed by the engine's block tables.
         max_model_len: It cannot draft behind this many tokens; None is no limit of its own.
+        text_store: Where the engine shall put the texts of requests that have ended; None is nowhere.
+        branches: Its trees may have more nodes than levels, so that short room costs levels and not nodes.
     """
 
     has_cache: bool = False
     max_model_len: int | None = None
+    text_store: TextStore | None = None
+    branches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class DraftRequest:
         params: Its sampling parameters, the seed resolved.
         budget: Draft nodes wanted at most. 0 while the prompt is being read: nothing to propose, but a
             cache may follow up to num_computed_tokens.
+        max_depth: Levels at most: deeper nodes have no room in the context or in the answer.
     """
 
     request_id: str
@@ -51,6 +57,7 @@ class DraftRequest:
     block_table: Sequence[int]
     params: SamplingParams
     budget: int
+    max_depth: int = MAX_NODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ class Speculator(Protocol):
         """What the engine has to provide."""
 
     def propose(self, context: ProposalContext) -> list[TokenTree]:
-        """One tree per request of the context, in its order, each of at most `budget` nodes.
+        """One tree per request of the context, in its order, within its `budget` and `max_depth`.
 
         Trees hold ids of the target's vocabulary only; the empty tree is always a fine answer.
         """

@@ -1,6 +1,6 @@
-"""A smaller model of the same vocabulary drafts chains (Leviathan et al. 2023, Chen et al. 2023)."""
+"""A smaller model of the same vocabulary drafts (Leviathan et al. 2023; as trees: Miao et al. 2023)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,61 +8,86 @@ import torch
 from engine.model.input_batch import SequenceSlice
 from engine.model.model_runner import ModelRunner
 from engine.sampling.logits import process_logits
-from engine.sampling.metadata import RowGroup
-from engine.sampling.noise import Stream
-from engine.sampling.sampler import DraftToken, draw_tokens
-from engine.sampling_params import Acceptance, SamplingParams
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
-from engine.token_tree import EMPTY_TREE, Proposal, TokenTree
+from engine.speculation.draft_cache import Motion, Progress, cached_path, moves, plan_motions
+from engine.speculation.drawing import DrawingStyle, draw_children
+from engine.speculation.growing_tree import GrowingTree
+from engine.speculation.growth import Gardener
+from engine.token_tree import EMPTY_TREE, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """What bounds a draft model's passes.
+
+    Attributes:
+        max_model_len: Positions that the draft model has.
+        max_num_batched_tokens: Tokens of one forward pass at most.
+    """
+
+    max_model_len: int
+    max_num_batched_tokens: int
 
 
 class DraftModelSpeculator:
     """Drafts with a model that has a cache of its own, indexed by the engine's block tables.
 
     The cache follows the one rule of motion: a step computes the positions from what is computed to what is
-    committed, and then the draft itself. With n committed tokens and a draft d1 ... d4:
+    committed, and then the draft itself, a pass per level for all requests. The last level's tokens need no
+    pass. With n committed tokens, a chain d1 ... d4 and a tree:
 
-        committed     draft                    what the next step finds
-        ... x    │ d1   d2   d3  (d4)          d2 rejected: n + 1 tokens are computed, d2's slot is reused
-        slot n-1 │ n    n+1  n+2               all accepted: n + 3 are; d4, which was drawn but not
-                                               computed, is the first token of the next catch-up
+        committed     chain                    tree                what the next step finds
+        ... x    │ d1   d2   d3  (d4)      │ a    b    c   (d)     accepted nodes, b and c say, are moved
+        slot n-1 │ n    n+1  n+2           │ n    n+1  n+2         together to slots n and n + 1; d4 and d,
+                                                                   drawn but not computed, are the first
+                                                                   tokens of the next catch-up if they stand
 
     Args:
         runner: The draft model. Its vocab_size is the target's, so that no other id is ever drafted.
-        max_model_len: Positions that the draft model has.
-        max_num_batched_tokens: Tokens of one forward pass at most.
-        eos_token_ids: The target's EOS ids; a draft ends with the first one.
+        limits: What bounds its passes.
+        eos_token_ids: The target's EOS ids; no node hangs off one of them.
+        gardener: Which trees it grows.
+        style: How their tokens are drawn.
     """
 
     def __init__(
         self,
         runner: ModelRunner,
-        *,
-        max_model_len: int,
-        max_num_batched_tokens: int,
+        limits: DraftLimits,
         eos_token_ids: frozenset[int],
+        gardener: Gardener,
+        style: DrawingStyle,
     ) -> None:
         self._runner = runner
-        self._max_model_len = max_model_len
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._limits = limits
         self._eos_token_ids = eos_token_ids
-        self._progress: dict[str, _Progress] = {}
+        self._gardener = gardener
+        self._style = style
+        self._progress: dict[str, Progress] = {}
+        self._step = 0
 
     @property
     def requirements(self) -> Requirements:
         """A cache beside the target's, and drafts within the draft model's context."""
-        return Requirements(has_cache=True, max_model_len=self._max_model_len)
+        return Requirements(
+            has_cache=True, max_model_len=self._limits.max_model_len, branches=self._style.branches
+        )
 
     @torch.inference_mode()
     def propose(self, context: ProposalContext) -> list[TokenTree]:
-        """See Speculator. One pass catches up for all requests, then one pass per further draft token."""
+        """See Speculator. One pass catches up for all requests, then one pass per further level."""
+        self._step += 1
         # One order for the batch, whoever comes first in the context: rows may differ in their last bits
         # with their place in a matrix product.
         requests = sorted(context.requests, key=lambda request: request.request_id)
-        chains = self._catch_up(self._plan(requests))
-        while growing := [chain for chain in chains if chain.is_growing]:
-            self._extend(growing)
-        trees = {chain.request.request_id: chain.tree() for chain in chains}
+        self._settle(requests)
+        growing = self._catch_up(plan_motions(self._motions(requests), self._limits.max_num_batched_tokens))
+        grown = list(growing)
+        while growing := [tree for tree in growing if tree.num_pending]:
+            self._grow(growing)
+        trees = {tree.request.request_id: tree.tree() for tree in grown}
+        for request_id, tree in trees.items():
+            self._progress[request_id] = self._progress[request_id].with_proposed(tree)
         return [trees.get(request.request_id, EMPTY_TREE) for request in context.requests]
 
     def num_computed_tokens(self, request_id: str) -> int:
@@ -74,186 +99,89 @@ class DraftModelSpeculator:
         """Forgets how far the request's cache was."""
         self._progress.pop(request_id, None)
 
-    def _plan(self, requests: Sequence[DraftRequest]) -> list["_Motion"]:
-        """What each request computes in the catch-up pass, within the token limit.
+    def _settle(self, requests: Sequence[DraftRequest]) -> None:
+        """Puts the last drafts' accepted nodes in line, in all layers at once, and learns from verdicts."""
+        settled: dict[str, Progress] = {}
+        sources: list[int] = []
+        targets: list[int] = []
+        for request in requests:
+            progress = self._progress.get(request.request_id)
+            if progress is None:
+                continue
+            self._gardener.note(progress.proposed, request.token_ids[progress.num_computed :])
+            # Whoever sat a step out may share its blocks by now with a request that computed them anew,
+            # over the scratch slots.
+            path = cached_path(progress, request.token_ids, is_recent=progress.step == self._step - 1)
+            for source, target in moves(progress, path, request.block_table, self._runner.cache.block_size):
+                sources.append(source)
+                targets.append(target)
+            settled[request.request_id] = Progress(progress.num_computed + len(path))
+        self._runner.cache.move(sources, targets)
+        self._progress |= settled
 
-        Those that may draft and miss the least come first, and everyone is left a token, so that whoever
-        cannot catch up at once still makes progress.
-        """
-        wanted = [motion for request in requests if (motion := self._motion(request)) is not None]
-        wanted.sort(key=lambda motion: (motion.request.budget == 0, len(motion)))
-        spare = self._max_num_batched_tokens
-        planned: list[_Motion] = []
-        for index, motion in enumerate(wanted):
-            num_behind = len(wanted) - index - 1
-            allowed = max(spare - num_behind, min(spare, 1))
-            motion = motion.shortened(allowed)
-            planned.append(motion)
-            spare -= len(motion)
-        return planned
+    def _motions(self, requests: Sequence[DraftRequest]) -> Iterator[Motion]:
+        """From what is computed to what is wanted, where anything is to be done."""
+        for request in requests:
+            num_tokens = len(request.token_ids)
+            if num_tokens >= self._limits.max_model_len:
+                continue
+            progress = self._progress.get(request.request_id)
+            begin = request.num_cached_tokens if progress is None else progress.num_computed
+            if request.budget > 0:
+                # The last token's row is the first level's: it is computed again if nothing has come since.
+                yield Motion(request, min(begin, num_tokens - 1), num_tokens)
+            elif begin < request.num_computed_tokens < num_tokens - 1:
+                yield Motion(request, begin, request.num_computed_tokens)
 
-    def _motion(self, request: DraftRequest) -> "_Motion | None":
-        """From what is computed to what is wanted; None where nothing is to be done."""
-        num_tokens = len(request.token_ids)
-        if num_tokens >= self._max_model_len:
-            return None
-        begin = self._num_valid(request)
-        if request.budget > 0:
-            # The last token's row is the first draft's, so it is computed again if nothing has come since.
-            return _Motion(request, min(begin, num_tokens - 1), num_tokens)
-        if begin < request.num_computed_tokens < num_tokens - 1:
-            return _Motion(request, begin, request.num_computed_tokens)
-        return None
-
-    def _num_valid(self, request: DraftRequest) -> int:
-        """Leading committed tokens that the cache holds, those drafted and accepted since included."""
-        progress = self._progress.get(request.request_id)
-        if progress is None:
-            return request.num_cached_tokens
-        begin = progress.num_computed
-        committed = request.token_ids[begin : begin + len(progress.drafted)]
-        for place, token in enumerate(committed):
-            if token != progress.drafted[place]:
-                return begin + place
-        return begin + len(committed)
-
-    def _catch_up(self, motions: Sequence["_Motion"]) -> list["_Chain"]:
-        """Computes committed tokens and draws the first draft token of every request that is up to date."""
-        moving = [motion for motion in motions if len(motion)]
-        if not moving:
+    def _catch_up(self, motions: Sequence[Motion]) -> list[GrowingTree]:
+        """Computes committed tokens and draws the first level of every request that is up to date."""
+        if not motions:
             return []
-        logits = self._runner.forward(self._runner.build([motion.slice() for motion in moving]))
-        for motion in moving:
-            self._progress[motion.request.request_id] = _Progress(motion.end)
-        chains = [
-            _Chain(motion.request, min(motion.request.budget, self._max_model_len - motion.end))
-            for motion in moving
-            if motion.is_complete
-        ]
-        self._draw(chains, logits)
-        return chains
+        logits = self._runner.forward(self._runner.build([motion.slice() for motion in motions]))
+        for motion in motions:
+            self._progress[motion.request.request_id] = Progress(motion.end, step=self._step)
+        trees = [self._start(motion.request) for motion in motions if motion.is_complete]
+        self._draw(trees, logits)
+        return trees
 
-    def _extend(self, chains: Sequence["_Chain"]) -> None:
-        """Computes the last draft token of each chain and draws the next one."""
-        logits = self._runner.forward(self._runner.build([chain.slice() for chain in chains]))
-        for chain in chains:
-            self._progress[chain.request.request_id] = _Progress(
-                len(chain.request.token_ids), chain.token_ids
-            )
-        self._draw(chains, logits)
+    def _start(self, request: DraftRequest) -> GrowingTree:
+        proposal = self._style.proposal(request.params)
+        room = self._limits.max_model_len - len(request.token_ids)
+        growth = self._gardener.start(proposal, request.budget, min(request.max_depth, room))
+        return GrowingTree(request, proposal, growth, self._eos_token_ids)
 
-    def _draw(self, chains: Sequence["_Chain"], logits: torch.Tensor) -> None:
-        """Draws a token per chain from its row, processed as if the chain had been emitted.
+    def _grow(self, trees: Sequence[GrowingTree]) -> None:
+        """Computes the pending level of each tree and draws the next one."""
+        logits: list[torch.Tensor] = []
+        slices: list[SequenceSlice] = []
+        spare = self._limits.max_num_batched_tokens
+        for tree in trees:
+            while tree.num_pending:
+                slices.append(tree.take(spare))
+                spare -= len(slices[-1])
+                if not spare:
+                    logits.append(self._runner.forward(self._runner.build(slices)))
+                    slices, spare = [], self._limits.max_num_batched_tokens
+        if slices:
+            logits.append(self._runner.forward(self._runner.build(slices)))
+        for tree in trees:
+            request = tree.request
+            progress = Progress(len(request.token_ids), tree.placed(), step=self._step)
+            self._progress[request.request_id] = progress
+        self._draw(trees, torch.cat(logits))
+
+    def _draw(self, trees: Sequence[GrowingTree], logits: torch.Tensor) -> None:
+        """Draws the children of each row, processed as if the path to it had been emitted.
 
         Args:
-            chains: Whose rows these are, in order.
-            logits: float32 [len(chains), vocab_size].
+            trees: Whose rows these are, in order.
+            logits: float32 [num_rows, vocab_size].
         """
-        groups = [chain.row_group(self._eos_token_ids) for chain in chains]
-        keys = [key for group in groups for key in group.noise_keys(_STREAMS[_proposal(group.params)])]
-        drawn = draw_tokens(process_logits(logits, groups), keys)
-        for chain, group, token in zip(chains, groups, drawn, strict=True):
-            chain.append(token, group.banned_token_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """How far the cache of a request is.
-
-    Attributes:
-        num_computed: Leading tokens computed; all of them committed.
-        drafted: Draft tokens computed behind them.
-    """
-
-    num_computed: int
-    drafted: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Motion:
-    """Committed tokens `begin` to `end` of a request, to be computed."""
-
-    request: DraftRequest
-    begin: int
-    end: int
-
-    def __len__(self) -> int:
-        return self.end - self.begin
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it yields the row of the first draft token."""
-        return self.request.budget > 0 and self.end == len(self.request.token_ids)
-
-    def shortened(self, num_tokens: int) -> "_Motion":
-        """The first `num_tokens` of it."""
-        return _Motion(self.request, self.begin, min(self.end, self.begin + num_tokens))
-
-    def slice(self) -> SequenceSlice:
-        """Its part of a forward pass."""
-        tokens = self.request.token_ids[self.begin : self.end]
-        return SequenceSlice(tokens, self.begin, self.request.block_table, rows=int(self.is_complete))
-
-
-@dataclass(slots=True)
-class _Chain:
-    """The draft of one request while it grows.
-
-    Attributes:
-        request: Whose draft it is.
-        budget: Tokens at most.
-        token_ids: The tokens so far.
-        distributions: What each was drawn from, for the ratio rule.
-        has_ended: Whether the last token ends the answer, so that nothing behind it could be used.
-    """
-
-    request: DraftRequest
-    budget: int
-    token_ids: tuple[int, ...] = ()
-    distributions: tuple[torch.Tensor, ...] = ()
-    has_ended: bool = False
-
-    @property
-    def is_growing(self) -> bool:
-        """Whether another token is wanted."""
-        return not self.has_ended and len(self.token_ids) < self.budget
-
-    def append(self, token: DraftToken, end_token_ids: Sequence[int]) -> None:
-        """Takes the next token."""
-        self.token_ids = (*self.token_ids, token.token_id)
-        if token.distribution is not None:
-            self.distributions = (*self.distributions, token.distribution)
-        self.has_ended = token.token_id in end_token_ids
-
-    def slice(self) -> SequenceSlice:
-        """The last token's part of a forward pass: draft token j lies in slot n - 1 + j."""
-        start = len(self.request.token_ids) - 1 + len(self.token_ids)
-        return SequenceSlice(self.token_ids[-1:], start, self.request.block_table)
-
-    def row_group(self, eos_token_ids: frozenset[int]) -> RowGroup:
-        """What the next row is processed by: the history, and the chain as if it had been emitted."""
-        request = self.request
-        return RowGroup(
-            request.params, request.token_ids, request.num_prompt_tokens, eos_token_ids, (self.token_ids,)
-        )
-
-    def tree(self) -> TokenTree:
-        """The draft as it is proposed."""
-        return TokenTree.chain(self.token_ids, _proposal(self.request.params), self.distributions)
-
-
-def _proposal(params: SamplingParams) -> Proposal:
-    """The way of drawing that serves the request's verification rule best."""
-    if params.is_greedy:
-        return Proposal.DETERMINISTIC
-    if params.speculation.acceptance is Acceptance.REJECTION:
-        return Proposal.SAMPLED
-    return Proposal.COUPLED
-
-
-_STREAMS = {
-    # Without noise the stream does not matter.
-    Proposal.DETERMINISTIC: Stream.TARGET,
-    Proposal.COUPLED: Stream.TARGET,
-    Proposal.SAMPLED: Stream.DRAFT,
-}
+        if not trees:
+            return
+        groups = [tree.row_group() for tree in trees]
+        wishes = [wish for tree, group in zip(trees, groups, strict=True) for wish in tree.wishes(group)]
+        operators = self._runner.operators
+        children = iter(draw_children(process_logits(logits, groups, operators), wishes, operators))
+        for tree, group in zip(trees, groups, strict=True):
+            tree.add([next(children) for _ in group.paths])

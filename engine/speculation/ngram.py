@@ -1,32 +1,51 @@
-"""Prompt lookup: the text that followed the last n-gram the last time it occurred (Saxena 2023)."""
+"""Prompt lookup: the text that followed the last tokens the last time they occurred (Saxena 2023)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
+from engine.speculation.evidence import Rate, level_of, new_rates, pays
+from engine.speculation.text_index import Occurrence, TextIndex, token_behind
 from engine.token_tree import EMPTY_TREE, TokenTree
+
+# Places compared to find the longest match, and how long a match may count.
+MAX_PLACES = 32
+MAX_MATCH = 64
+
+# A match must be longer than this to be read on in behind a changed token, and then counts this much at most.
+RESUMED_MATCH = 4
+# That what follows a changed token is the old text again.
+RESUMED_PRIOR = 0.3
 
 
 class NgramSpeculator:
     """Looks the end of prompt and answer up in prompt and answer.
 
-    The longest n-gram that ends the sequence and occurred before wins, and of its occurrences the latest.
-    Where the text behind it runs into the end of the sequence, it goes on with the draft itself, so that
-    a loop is continued for as long as the budget allows:
+    Of all places where the last tokens occurred, the longest match wins, and of equal ones the latest. Where
+    the text behind it runs into the end of the sequence, it goes on with the draft itself, so that a loop is
+    continued for as long as the budget allows:
 
         sequence  5 1 2 3 1 2 │    latest (1 2) before the end: followed by 3 1 2 │ 3 1 2 ...
         draft                 │ 3 1 2 3 1
 
+    Where the answer is an edited copy, the match breaks at each changed token. Reading on behind the token
+    that was replaced resumes the copy a step later instead of an n-gram later, and a replacement that proved
+    to be one (the copy went on behind it) is made in later drafts as well.
+
+    A draft is as long as pays by what lookups of this request came to (`engine.speculation.evidence`).
+
     Args:
-        ngram_min, ngram_max: Shortest and longest n-gram looked up.
+        ngram_min: Shortest match.
+        ngram_max: Longest n-gram in the index. Longer matches are found by it too; where more than
+            MAX_PLACES places share it, only the latest of them are compared.
         eos_token_ids: The target's EOS ids; a draft ends with the first one.
     """
 
     def __init__(self, ngram_min: int, ngram_max: int, eos_token_ids: frozenset[int]) -> None:
         if not 1 <= ngram_min <= ngram_max:
             raise ValueError(f"need 1 <= ngram_min <= ngram_max, got {ngram_min} and {ngram_max}")
-        self._sizes = range(ngram_max, ngram_min - 1, -1)
+        self._sizes = range(ngram_min, ngram_max + 1)
         self._eos_token_ids = eos_token_ids
-        self._indexes: dict[str, _Index] = {}
+        self._readers: dict[str, _Reader] = {}
 
     @property
     def requirements(self) -> Requirements:
@@ -42,59 +61,104 @@ class NgramSpeculator:
         return 0
 
     def release(self, request_id: str) -> None:
-        """Drops the request's index."""
-        self._indexes.pop(request_id, None)
+        """Drops the request's index and record."""
+        self._readers.pop(request_id, None)
 
     def _propose(self, request: DraftRequest) -> TokenTree:
-        index = self._indexes.get(request.request_id)
-        if index is None or index.num_indexed >= len(request.token_ids):
-            index = self._indexes[request.request_id] = _Index(self._sizes)
-        index.extend(request.token_ids)
-        begin = index.find(request.token_ids)
-        if begin is None:
-            return EMPTY_TREE
-        ends = set(request.params.stop_token_ids)
-        if not request.params.ignore_eos:
-            ends |= self._eos_token_ids
-        return TokenTree.chain(_continuation(request.token_ids, begin, request.budget, ends))
+        reader = self._readers.get(request.request_id)
+        if reader is None or reader.num_read > len(request.token_ids):
+            prompt = request.token_ids[: request.num_prompt_tokens]
+            reader = self._readers[request.request_id] = _Reader(self._sizes, prompt)
+        reader.read(request.token_ids[reader.num_read :])
+        return TokenTree.chain(reader.draft(request.budget, ending_ids(request, self._eos_token_ids)))
 
 
-class _Index:
-    """Where each n-gram of one sequence occurred last, kept up to date as the sequence grows.
+def ending_ids(request: DraftRequest, eos_token_ids: frozenset[int]) -> Collection[int]:
+    """Ids that end the request's answer: nothing behind them could ever be used."""
+    ids = request.params.stop_token_ids
+    return ids if request.params.ignore_eos else eos_token_ids.union(ids)
 
-    Attributes:
-        num_indexed: Leading tokens whose n-grams are known. The last token is always left out, because
-            nothing follows it yet and the end must not be found as its own earlier occurrence.
+
+class _Reader:
+    """Follows one request: where its text is copied from, and how reliably.
+
+    What it knows is a function of the tokens alone, however many came at a time.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.num_indexed = 0
-        self._sizes = sizes
-        self._last_end: dict[tuple[int, ...], int] = {}
+    def __init__(self, sizes: Sequence[int], prompt: Sequence[int]) -> None:
+        self._index = TextIndex(sizes)
+        self._index.extend(prompt)
+        self._rates = new_rates()
+        self._resumed_rate = Rate(RESUMED_PRIOR)
+        self._place = self._longest_match()
+        self._is_resumed = False
+        self._replacements: dict[int, int] = {}
+        # A replacement (old token, new token) that waits for the copy to go on behind it.
+        self._unproven: tuple[int, int] | None = None
 
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Enters the n-grams that end between num_indexed and the last token."""
-        for end in range(self.num_indexed + 1, len(token_ids)):
-            for size in self._sizes:
-                if size <= end:
-                    self._last_end[tuple(token_ids[end - size : end])] = end
-        self.num_indexed = max(len(token_ids) - 1, 0)
+    @property
+    def num_read(self) -> int:
+        """Tokens of the request that are known."""
+        return len(self._index)
 
-    def find(self, token_ids: Sequence[int]) -> int | None:
-        """Where the text behind the latest earlier occurrence of the end begins; None without one."""
-        for size in self._sizes:
-            if size < len(token_ids):
-                end = self._last_end.get(tuple(token_ids[-size:]))
-                if end is not None:
-                    return end
-        return None
+    def read(self, tokens: Sequence[int]) -> None:
+        """Holds each committed token against what was predicted, and finds the place to read on."""
+        for token in tokens:
+            place = self._place
+            came_true = place is not None and self._judge(place, token)
+            self._index.extend((token,))
+            if place is not None and came_true:
+                # No other match can have become longer than this one, or later at the same length.
+                self._place = Occurrence(place.tokens, place.end + 1, min(place.length + 1, MAX_MATCH))
+                self._is_resumed = False
+            else:
+                self._move_on(place, token)
 
+    def draft(self, budget: int, ends: Collection[int]) -> list[int]:
+        """As many of the next tokens as pay."""
+        draft: list[int] = []
+        survival = expected = 1.0
+        while self._place is not None and len(draft) < budget:
+            survival *= self._rate(self._place, len(draft)).value
+            if not pays(survival, expected, len(draft)):
+                break
+            expected += survival
+            draft.append(self._predict(self._place, draft))
+            if draft[-1] in ends:
+                break
+        return draft
 
-def _continuation(token_ids: Sequence[int], begin: int, budget: int, ends: set[int]) -> list[int]:
-    draft: list[int] = []
-    for place in range(begin, begin + budget):
-        token = token_ids[place] if place < len(token_ids) else draft[place - len(token_ids)]
-        draft.append(token)
-        if token in ends:
-            break  # Nothing behind the end of the answer could ever be used.
-    return draft
+    def _judge(self, place: Occurrence, token: int) -> bool:
+        """Whether the token is what `place` predicted; either is remembered."""
+        came_true = self._predict(place, ()) == token
+        self._rate(place, 0).note(came_true)
+        if came_true and self._is_resumed and self._unproven is not None:
+            self._replacements.update([self._unproven])
+        if token_behind(place, ()) == token:
+            self._replacements.pop(token, None)
+        return came_true
+
+    def _move_on(self, place: Occurrence | None, token: int) -> None:
+        """Behind a token that was not predicted: to the longest match, or on in the copy behind `place`."""
+        was_resumed = self._is_resumed
+        self._place, self._is_resumed, self._unproven = self._longest_match(), False, None
+        if place is None or was_resumed or place.length < RESUMED_MATCH:
+            return
+        best = self._place
+        if best is None or self._resumed_rate.value > self._rates[level_of(best.length)].value:
+            self._unproven = (token_behind(place, ()), token)
+            self._place = Occurrence(place.tokens, place.end + 1, RESUMED_MATCH)
+            self._is_resumed = True
+
+    def _longest_match(self) -> Occurrence | None:
+        found = self._index.find(self._index.tail(MAX_MATCH), MAX_PLACES)
+        return found[0] if found else None
+
+    def _predict(self, place: Occurrence, path: Sequence[int]) -> int:
+        token = token_behind(place, path)
+        return self._replacements.get(token, token)
+
+    def _rate(self, place: Occurrence, depth: int) -> Rate:
+        if self._is_resumed and depth == 0:
+            return self._resumed_rate
+        return self._rates[level_of(place.length + depth)]

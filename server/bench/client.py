@@ -10,6 +10,7 @@ import httpx
 
 from engine.errors import StartupError
 from server.bench.asking import CHAT, Question
+from server.bench.parts import StepWatch
 from server.bench.records import DraftCounts, Record
 
 Clock = Callable[[], float]
@@ -43,6 +44,9 @@ class BenchClient:
         model: The model's name there.
         extra: Keys that make the way: added to every request.
         clock: A monotonic clock in seconds.
+
+    Attributes:
+        steps: Watches where the server's time goes.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class BenchClient:
     ) -> None:
         self._http = http
         self.label = label
+        self.steps = StepWatch(http)
         self._fixed = {"model": model, **_STREAMED, **extra}
         self._clock = clock
 

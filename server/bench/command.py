@@ -14,7 +14,7 @@ from typing import Any
 
 from server import __version__
 from server.bench.local import local_server
-from server.bench.measuring import measure
+from server.bench.measuring import measure, trace
 from server.bench.plan import Plan
 from server.bench.plot import draw
 from server.bench.report import as_text
@@ -38,14 +38,18 @@ def bench(plan: Plan, settings: Mapping[str, object], config: str | None) -> int
         ConfigError: A file cannot be written.
         StartupError: There is no server to measure.
     """
-    for path in (plan.json, plan.plot):
+    for path in (plan.json, plan.plot, plan.profile):
         _check_writable(path)
     settings = {} if plan.url else {"prefix_caching": False, **settings}
+    if plan.profile is not None and not plan.url:
+        settings["profiling"] = True
     own = nullcontext(plan.url) if plan.url else local_server(settings, config, _say)
     with own as url:
         outcome = asyncio.run(measure(plan, url))
-    sys.stdout.write(as_text(outcome))
-    sys.stdout.flush()
+        sys.stdout.write(as_text(outcome))
+        sys.stdout.flush()
+        if plan.profile is not None:
+            plan.profile.write_bytes(asyncio.run(trace(plan, url)))
     if plan.json is not None:
         figures = {**_circumstances(plan, settings), **asdict(outcome)}
         plan.json.write_text(json.dumps(figures, indent=1, default=str) + "\n", "utf-8")

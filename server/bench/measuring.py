@@ -1,5 +1,6 @@
 """Runs a plan: warm-up, then every load in turn."""
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -9,11 +10,13 @@ from typing import Any
 
 import httpx
 
+from engine.errors import StartupError
 from server.bench.asking import Question, make_question
 from server.bench.client import BenchClient, api_root, model_name
 from server.bench.divergence import Divergence, explain
 from server.bench.load import OnDone, Run, Timer, run_closed, run_open
 from server.bench.paired import PairedRun, PairedSummary, run_paired, summarize_pairs
+from server.bench.parts import StepTime
 from server.bench.plan import Plan
 from server.bench.progress import Progress
 from server.bench.statistics import poisson_arrivals
@@ -24,19 +27,21 @@ PLAIN = {"speculation": {"enabled": False}}
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A load and what it brought."""
+    """A load and what it brought; `steps` is where the server's time went, if it says."""
 
     run: Run
     summary: Summary
+    steps: StepTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A load in two ways and what it brought."""
+    """A load in two ways and what it brought; `steps` is where the time went, candidate first."""
 
     run: PairedRun
     summary: PairedSummary
     divergences: tuple[Divergence, ...]
+    steps: tuple[StepTime | None, StepTime | None] = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,31 @@ async def measure(plan: Plan, url: str, timer: Timer | None = None) -> Outcome:
             return await _compare(plan, ways, questions, timer)
 
 
+async def trace(plan: Plan, url: str) -> bytes:
+    """A trace of some steps of the server at `url`, while as many questions run as the plan's load has.
+
+    Raises:
+        StartupError: The server does not make any.
+    """
+    questions = [make_question(prompt, number, plan.wishes) for number, prompt in enumerate(plan.prompts)]
+    group = questions[: max(plan.concurrency, default=len(questions))]
+    async with _connect(plan, url) as http:
+        client = await _client(http, plan, first_label(url), {}, Timer())
+        address = f"{api_root(url).rstrip('/').removesuffix('/v1')}/profile"
+        asked = asyncio.create_task(http.post(address, params={"steps": plan.profile_steps}))
+        while not asked.done():
+            await asyncio.gather(*(client.ask(question) for question in group))
+        try:
+            response = await asked
+        except httpx.HTTPError as error:
+            raise StartupError(f"{address} does not answer: {type(error).__name__}: {error}") from error
+        if response.status_code != 200:
+            raise StartupError(
+                f"{address} answers {response.status_code}: for a trace start the server with --profiling"
+            )
+        return response.content
+
+
 def first_label(url: str) -> str:
     """A server's address without its scheme, as reports call it."""
     return url.partition("://")[2].rstrip("/") or url
@@ -126,16 +156,18 @@ async def _measure_loads(
     for concurrency in plan.concurrency:
         load = f"{concurrency} at once"
         with_bar = _Bar(plan, load, len(questions), timer.clock)
-        run = await run_closed(client, questions, concurrency, with_bar.on_done, timer)
+        async with client.steps.watching():
+            run = await run_closed(client, questions, concurrency, with_bar.on_done, timer)
         with_bar.close()
-        measured.append(Measured(run, summarize(load, concurrency, run)))
+        measured.append(Measured(run, summarize(load, concurrency, run), client.steps.take()))
     for rate in plan.rates:
         load = f"{rate:g} per second"
         with_bar = _Bar(plan, load, len(questions), timer.clock)
         arrivals = poisson_arrivals(rate, len(questions), plan.wishes.seed)
-        run = await run_open(client, questions, arrivals, with_bar.on_done, timer)
+        async with client.steps.watching():
+            run = await run_open(client, questions, arrivals, with_bar.on_done, timer)
         with_bar.close()
-        measured.append(Measured(run, summarize(load, rate, run)))
+        measured.append(Measured(run, summarize(load, rate, run), client.steps.take()))
     return tuple(measured)
 
 
@@ -151,7 +183,8 @@ async def _compare(
         run = await run_paired(ways, questions, concurrency, bar.on_done, timer)
         bar.close()
         summary = summarize_pairs(load, concurrency, run, plan.wishes.seed)
-        compared.append(Compared(run, summary, await explain(ways[1], questions, run.pairs)))
+        steps = ways[0].steps.take(), ways[1].steps.take()
+        compared.append(Compared(run, summary, await explain(ways[1], questions, run.pairs), steps))
     return Outcome((ways[0].label, ways[1].label), compared=tuple(compared))
 
 

@@ -172,9 +172,10 @@ async def run_paired(
         # From group to group, and against the last round where the prompts come round again.
         rounds, place = divmod(start, num_prompts)
         for way in (0, 1) if (place // concurrency + rounds) % 2 == 0 else (1, 0):
-            group_began = timer.clock()
-            asked = await asyncio.gather(*(_ask(clients[way], item, began, on_done) for item in group))
-            seconds[way] += timer.clock() - group_began
+            async with clients[way].steps.watching():
+                group_began = timer.clock()
+                asked = await asyncio.gather(*(_ask(clients[way], item, began, on_done) for item in group))
+                seconds[way] += timer.clock() - group_began
             records[way].extend(asked)
     return PairedRun(tuple(map(Pair, *records)), *seconds)
 

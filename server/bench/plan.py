@@ -1,15 +1,12 @@
 """What a benchmark is told: its flags, and the plan they make."""
 
 import argparse
-import json
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from server.bench.asking import Wishes, make_question
 from server.bench.prompts import FORMATS, Prompt, own_prompts, read_prompts, take
+from server.bench.values import count, keys, list_of, positive, share, whole
 from server.config import ConfigError
 
 HELP = """\
@@ -38,8 +35,6 @@ other, which prompts asked at once are not: it is best with --concurrency 1 and 
 texts differ, the lead of the better of the two tokens is looked up: a near-tie, or a fault."""
 LOCAL_ONLY = "is a setting of the server that the benchmark starts, and --url names one that runs"
 
-Number = TypeVar("Number", int, float)
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -59,6 +54,8 @@ class Plan:
         json: File for all figures.
         plot: File for a picture.
         quiet: No progress bar.
+        profile: File for a trace of some steps.
+        profile_steps: How many.
     """
 
     url: str | None
@@ -74,6 +71,8 @@ class Plan:
     json: Path | None
     plot: Path | None
     quiet: bool
+    profile: Path | None = None
+    profile_steps: int = 8
 
     @property
     def compares(self) -> bool:
@@ -94,14 +93,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--prompts", type=Path, metavar="FILE", help=f"default: four of our own; {FORMATS}")
     asked.add_argument(
         "--num-prompts",
-        type=_whole,
+        type=whole,
         metavar="N",
         help="fewer lie evenly among the prompts of the file, for more these come again; default: each once",
     )
-    asked.add_argument(
-        "--max-tokens", type=_whole, default=128, metavar="N", help="per answer (default: 128)"
-    )
-    asked.add_argument("--temperature", type=_share, default=0.0, metavar="T", help="(default: 0)")
+    asked.add_argument("--max-tokens", type=whole, default=128, metavar="N", help="per answer (default: 128)")
+    asked.add_argument("--temperature", type=share, default=0.0, metavar="T", help="(default: 0)")
     asked.add_argument("--seed", type=int, default=0, help="of requests, arrivals, intervals (default: 0)")
     asked.add_argument("--ignore-eos", action="store_true", help="let every answer have --max-tokens tokens")
     asked.add_argument(
@@ -110,21 +107,34 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto: chat, and completions for prompts to be continued",
     )
-    asked.add_argument("--extra", type=_keys, default={}, metavar="JSON", help="more keys of each request")
+    asked.add_argument("--extra", type=keys, default={}, metavar="JSON", help="more keys of each request")
     load = parser.add_argument_group("Load")
     load.add_argument(
-        "--concurrency", type=_list_of(_whole), metavar="N,N", help="requests at once (default: 1)"
+        "--concurrency", type=list_of(whole), metavar="N,N", help="requests at once (default: 1)"
     )
-    load.add_argument("--rate", type=_list_of(_positive), metavar="R,R", help="arrivals per second, Poisson")
+    load.add_argument("--rate", type=list_of(positive), metavar="R,R", help="arrivals per second, Poisson")
     load.add_argument(
-        "--warmup", type=_count, default=1, metavar="N", help="requests not measured (default: 1)"
+        "--warmup", type=count, default=1, metavar="N", help="requests not measured (default: 1)"
     )
     load.add_argument(
-        "--timeout", type=_positive, default=600.0, metavar="S", help="without a sign (default: 600)"
+        "--timeout", type=positive, default=600.0, metavar="S", help="without a sign (default: 600)"
     )
+    _add_output_flags(parser)
+
+
+def _add_output_flags(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("Output")
     output.add_argument("--json", type=Path, metavar="FILE", help="every request and all figures")
     output.add_argument("--plot", type=Path, metavar="FILE.png", help="a picture of the figures")
+    output.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE.json",
+        help="a trace of some more steps, made after the measuring; open it with ui.perfetto.dev",
+    )
+    output.add_argument(
+        "--profile-steps", type=whole, default=8, metavar="N", help="how many are traced (default: 8)"
+    )
     output.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
@@ -166,50 +176,9 @@ def read_plan(args: argparse.Namespace) -> Plan:
         json=args.json,
         plot=args.plot,
         quiet=args.quiet,
+        profile=args.profile,
+        profile_steps=args.profile_steps,
     )
     for prompt in plan.prompts:
         make_question(prompt, 0, plan.wishes)
     return plan
-
-
-def _list_of(read: Callable[[str], Number]) -> Callable[[str], tuple[Number, ...]]:
-    def read_list(text: str) -> tuple[Number, ...]:
-        return tuple(read(part.strip()) for part in text.split(","))
-
-    return read_list
-
-
-def _whole(text: str) -> int:
-    return _read(text, int, 1, "a whole number from 1 on")
-
-
-def _count(text: str) -> int:
-    return _read(text, int, 0, "a whole number from 0 on")
-
-
-def _share(text: str) -> float:
-    return _read(text, float, 0.0, "a number from 0 on")
-
-
-def _positive(text: str) -> float:
-    return _read(text, float, math.ulp(0.0), "a number above 0")
-
-
-def _read(text: str, read: Callable[[str], Number], least: Number, expected: str) -> Number:
-    try:
-        value = read(text)
-    except ValueError:
-        value = -1
-    if not least <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be {expected}, got {text!r}")
-    return value
-
-
-def _keys(text: str) -> dict[str, Any]:
-    try:
-        keys = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"is not JSON: {error}") from error
-    if not isinstance(keys, dict):
-        raise argparse.ArgumentTypeError(f"must be an object such as '{{\"top_p\": 0.9}}', got {text!r}")
-    return keys

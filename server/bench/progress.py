@@ -1,12 +1,22 @@
 """How far a run is, on stderr."""
 
 from collections.abc import Callable
-from typing import TextIO
-
-from server.bench.records import Record
+from typing import Protocol, TextIO
 
 _WIDTH = 24
 _INTERVAL = 0.1
+
+
+class Ended(Protocol):
+    """A request that has ended."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed; None if it did not."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the answer."""
 
 
 class Progress:
@@ -27,7 +37,7 @@ class Progress:
         self._began = self._drawn = clock()
         self._done = self._failed = self._tokens = 0
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Ended) -> None:
         """Counts one request that has ended."""
         self._done += 1
         self._failed += record.error is not None

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from server.bench.divergence import Divergence
 from server.bench.measuring import Compared, Outcome
 from server.bench.paired import PairFigures, SpeedUp
+from server.bench.parts import StepTime
 from server.bench.records import Acceptance
 from server.bench.statistics import Distribution
 from server.bench.summary import Summary
@@ -16,9 +17,10 @@ def as_text(outcome: Outcome) -> str:
     """The whole report."""
     lines: list[str] = []
     for measured in outcome.measured:
-        lines += ["", *_summary(measured.summary)]
+        lines += ["", *_summary(measured.summary), *_steps(("", measured.steps))]
     for compared in outcome.compared:
         lines += ["", *_comparison(compared, *outcome.ways)]
+        lines += _steps(*zip(outcome.ways, compared.steps, strict=True))
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -107,6 +109,25 @@ def _differences(divergences: Sequence[Divergence], total: PairFigures) -> Itera
             lead = f"; there {first!r} leads {second!r} by {nats:.6f} nats"
         yield f"    {item.prompt} at character {item.place}: {item.candidate!r}, not {item.baseline!r}{lead}"
     yield from _more(len(divergences))
+
+
+def _steps(*ways: tuple[str, StepTime | None]) -> Iterator[str]:
+    """Where the time of steps went, in each way of asking of a server that tells."""
+    told = [(label, time) for label, time in ways if time is not None and time.steps and time.total]
+    if not told:
+        return
+    yield from _table(
+        ("part of a step", *(name for label, _ in told for name in (f"{label} ms".strip(), "share"))),
+        [
+            (part, *(cell for _, time in told for cell in _part(time, time.seconds.get(part, 0.0))))
+            for part in told[0][1].seconds
+        ]
+        + [("all", *(cell for _, time in told for cell in _part(time, time.total)))],
+    )
+
+
+def _part(time: StepTime, seconds: float) -> tuple[str, str]:
+    return f"{1000 * seconds / time.steps:.2f}", f"{seconds / time.total:.1%}"
 
 
 def _more(count: int) -> Iterator[str]:

@@ -43,8 +43,8 @@ class StreamOptions(RequestModel):
 class SpeculationOptions(RequestModel):
     """One request's say in its speculation; unknown keys are refused.
 
-    The text is the same whatever is set here, but for rejection at a temperature above 0, which keeps the
-    distribution and not the text.
+    The text is the same whatever is set here, but for three acceptance rules at a temperature above 0:
+    rejection and block keep the distribution and not the text, typical keeps neither.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -68,10 +68,12 @@ class SpeculationOptions(RequestModel):
         le=MAX_DRAFT_TOKENS,
         description="Draft tokens per step; default: the server's setting.",
     )
-    acceptance: Literal["match", "rejection"] = Field(
-        "match",
+    acceptance: Literal["match", "rejection", "block", "typical"] | None = Field(
+        None,
         description="match: the text is a function of prompt, parameters and seed alone. rejection: the "
-        "ratio rule of Leviathan et al. 2023; the text of a seed then depends on the draft.",
+        "ratio rule of Leviathan et al. 2023, for drafts that are drawn; block: its form for whole chains by "
+        "Sun et al. 2024; the text of a seed then depends on the draft, the distribution does not. typical: "
+        "Medusa's, lossy, where the server allows it. Default: the server's setting, match if it has none.",
     )
 
 

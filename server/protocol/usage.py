@@ -50,6 +50,11 @@ class SpeculationReport(BaseModel):
     tokens_per_forward: float | None = Field(
         description="Tokens of the answer per forward pass; null when there was none."
     )
+    acceptance: str = Field(description="The rule that draft tokens were accepted by.")
+    lossless: bool = Field(
+        description="Whether the answer has the model's own distribution: false under typical acceptance at "
+        "a temperature above 0."
+    )
 
 
 class Answer(BaseModel):

@@ -8,6 +8,7 @@ from server.disconnect import until_disconnect
 from server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from server.protocol.completion import Completion, CompletionRequest
 from server.routes.bodies import ERROR_RESPONSES, body_schema, json_response, read_body
+from server.scopes import Scopes
 from server.services.admission import Admission
 from server.services.chat import ChatService
 from server.services.completion import CompletionService
@@ -21,7 +22,9 @@ CHAT_EXAMPLE: dict[str, object] = {
 }
 
 
-def generation_router(completions: CompletionService, chat: ChatService, admission: Admission) -> APIRouter:
+def generation_router(
+    completions: CompletionService, chat: ChatService, admission: Admission, scopes: Scopes
+) -> APIRouter:
     """POST /v1/completions and /v1/chat/completions."""
     router = APIRouter(tags=["generation"])
 
@@ -36,8 +39,10 @@ def generation_router(completions: CompletionService, chat: ChatService, admissi
         admission.check()
         body = await read_body(request, CompletionRequest)
         if body.stream:
-            return EventStream(completions.stream(body))
-        return json_response(await until_disconnect(request.receive, completions.complete(body)))
+            return EventStream(completions.stream(body, scopes.name(request.headers)))
+        return json_response(
+            await until_disconnect(request.receive, completions.complete(body, scopes.name(request.headers)))
+        )
 
     @router.post(
         "/v1/chat/completions",
@@ -50,8 +55,10 @@ def generation_router(completions: CompletionService, chat: ChatService, admissi
         admission.check()
         body = await read_body(request, ChatCompletionRequest)
         if body.stream:
-            return EventStream(chat.stream(body))
-        return json_response(await until_disconnect(request.receive, chat.complete(body)))
+            return EventStream(chat.stream(body, scopes.name(request.headers)))
+        return json_response(
+            await until_disconnect(request.receive, chat.complete(body, scopes.name(request.headers)))
+        )
 
     return router
 

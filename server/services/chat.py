@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from engine.client import EngineClient
 from engine.errors import InvalidRequest
@@ -38,11 +39,11 @@ class ChatService:
         self._models = models
         self._limits = limits
 
-    async def complete(self, request: ChatCompletionRequest) -> ChatCompletion:
-        """The whole answer: the fold of the chunks."""
+    async def complete(self, request: ChatCompletionRequest, scope: str) -> ChatCompletion:
+        """The whole answer, the fold of the chunks, to a request of a scope (see SamplingParams)."""
         head = self._models.head("chatcmpl", request.model)
-        choices = await self._choices(request, head.id)
-        ledger = Ledger(len(choices))
+        choices = await self._choices(request, head.id, scope)
+        ledger = Ledger(choices)
         parts: dict[int, list[ChatChunkChoice]] = {choice.index: [] for choice in choices}
         async with aclosing(self._deltas(choices, ledger)) as batches:
             async for batch in batches:
@@ -59,11 +60,13 @@ class ChatService:
             speculation=ledger.speculation,
         )
 
-    async def stream(self, request: ChatCompletionRequest) -> AsyncGenerator[list[ChatCompletionChunk], None]:
+    async def stream(
+        self, request: ChatCompletionRequest, scope: str
+    ) -> AsyncGenerator[list[ChatCompletionChunk], None]:
         """The answer in chunks; an error before the first one can still be an HTTP status."""
         head = self._models.head("chatcmpl", request.model)
-        choices = await self._choices(request, head.id)
-        ledger = Ledger(len(choices))
+        choices = await self._choices(request, head.id, scope)
+        ledger = Ledger(choices)
         chunks = as_chunks(
             self._deltas(choices, ledger),
             lambda deltas: _chunk(head, deltas),
@@ -74,14 +77,14 @@ class ChatService:
             async for batch in batches:
                 yield batch
 
-    async def _choices(self, request: ChatCompletionRequest, call_id: str) -> list[Choice]:
+    async def _choices(self, request: ChatCompletionRequest, call_id: str, scope: str) -> list[Choice]:
         self._limits.check_choices(request.n, "n")
         messages = [message.model_dump() for message in request.messages]
         token_ids = await self._engine.apply_chat_template(messages)
         if not token_ids:
             raise InvalidRequest("messages make an empty prompt with this model's chat template", "messages")
         params = chat_params(request, len(token_ids), self._engine.model, self._limits.max_logprobs)
-        return make_choices(call_id, 0, request.n, token_ids, params)
+        return make_choices(call_id, 0, request.n, token_ids, replace(params, cache_scope=scope))
 
     async def _deltas(
         self, choices: Sequence[Choice], ledger: Ledger

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.client import EngineClient
 from engine.errors import InvalidRequest
@@ -47,11 +47,11 @@ class CompletionService:
         self._models = models
         self._limits = limits
 
-    async def complete(self, request: CompletionRequest) -> Completion:
-        """The whole answer: the fold of the chunks."""
+    async def complete(self, request: CompletionRequest, scope: str) -> Completion:
+        """The whole answer, the fold of the chunks, to a request of a scope (see SamplingParams)."""
         head = self._models.head("cmpl", request.model)
-        writers = await self._writers(request, head.id)
-        ledger = Ledger(len(writers))
+        writers = await self._writers(request, head.id, scope)
+        ledger = Ledger([writer.choice for writer in writers])
         parts: dict[int, list[CompletionChoice]] = {writer.choice.index: [] for writer in writers}
         async with aclosing(self._deltas(writers, ledger)) as batches:
             async for batch in batches:
@@ -62,11 +62,11 @@ class CompletionService:
         answer.speculation = ledger.speculation
         return answer
 
-    async def stream(self, request: CompletionRequest) -> AsyncGenerator[list[Completion], None]:
+    async def stream(self, request: CompletionRequest, scope: str) -> AsyncGenerator[list[Completion], None]:
         """The answer in chunks; an error before the first one can still be an HTTP status."""
         head = self._models.head("cmpl", request.model)
-        writers = await self._writers(request, head.id)
-        ledger = Ledger(len(writers))
+        writers = await self._writers(request, head.id, scope)
+        ledger = Ledger([writer.choice for writer in writers])
         chunks = as_chunks(
             self._deltas(writers, ledger),
             lambda choices: _chunk(head, choices),
@@ -77,12 +77,13 @@ class CompletionService:
             async for batch in batches:
                 yield batch
 
-    async def _writers(self, request: CompletionRequest, call_id: str) -> "list[_ChoiceWriter]":
+    async def _writers(self, request: CompletionRequest, call_id: str, scope: str) -> "list[_ChoiceWriter]":
         self._limits.check_choices(len(request.prompt) * request.n, "prompt")
         writers = []
         for prompt_index, prompt in enumerate(request.prompt):
             token_ids = await self._token_ids(prompt)
             params = completion_params(request, len(token_ids), self._engine.model, self._limits.max_logprobs)
+            params = replace(params, cache_scope=scope)
             echo = await self._echo(prompt, token_ids) if request.echo else None
             choices = make_choices(call_id, prompt_index, request.n, token_ids, params)
             writers += [_ChoiceWriter(choice, echo) for choice in choices]

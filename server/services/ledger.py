@@ -1,15 +1,24 @@
 """Counts what a call has used, while its outputs come in."""
 
+from collections.abc import Sequence
+
+from engine.acceptance import is_lossless
 from engine.outputs import RequestOutput, SpeculationStats
+from engine.sampling_params import Acceptance
 from server.protocol.usage import CompletionTokensDetails, PromptTokensDetails, SpeculationReport, Usage
-from server.services.generation import ChoiceOutput
+from server.services.generation import Choice, ChoiceOutput
 
 
 class Ledger:
-    """The latest totals of each choice of a call."""
+    """The latest totals of each choice of a call.
 
-    def __init__(self, num_choices: int) -> None:
-        self._num_choices = num_choices
+    Args:
+        choices: All of them; at least one.
+    """
+
+    def __init__(self, choices: Sequence[Choice]) -> None:
+        self._num_choices = len(choices)
+        self._params = choices[0].params
         self._latest: dict[int, RequestOutput] = {}
         self._first_of_prompt: dict[int, int] = {}
         self._num_finished = 0
@@ -57,6 +66,8 @@ class Ledger:
             drafted_tokens=stats.num_draft_tokens,
             accepted_tokens=stats.num_accepted_tokens,
             tokens_per_forward=stats.num_committed_tokens / stats.num_steps if stats.num_steps else None,
+            acceptance=self._params.speculation.acceptance or Acceptance.MATCH,
+            lossless=is_lossless(self._params),
         )
 
     @property

@@ -99,7 +99,8 @@ def _params(
 ) -> SamplingParams:
     check_token_ids(request.stop_token_ids, model, "stop_token_ids")
     check_token_ids([token_id for token_id, _ in request.logit_bias], model, "logit_bias")
-    return SamplingParams(
+    acceptance = request.speculation.acceptance
+    params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
         temperature=request.temperature,
@@ -121,6 +122,7 @@ def _params(
         speculation=SpeculationParams(
             enabled=request.speculation.enabled,
             num_draft_tokens=request.speculation.num_draft_tokens,
-            acceptance=Acceptance(request.speculation.acceptance),
+            acceptance=None if acceptance is None else Acceptance(acceptance),
         ),
     )
+    return model.acceptance.resolved(params)

@@ -29,7 +29,7 @@ from engine.factory import assemble
 from engine.llm import LLM, Completion
 from engine.model.loader import load_causal_lm
 from engine.sampling_params import SamplingParams
-from engine.speculation.factory import load_draft
+from engine.speculation.factory import load_drafts
 from engine.tokenizer import Tokenizer
 from server.bench.prompts import Prompt, own_prompts, read_prompts, take
 
@@ -115,7 +115,7 @@ def build(options: argparse.Namespace) -> dict[str, LLM]:
             scheduler=SchedulerConfig(max_num_seqs=1),
             speculation=speculation,
         )
-        engines[speculation.method] = LLM(assemble(config, target, load_draft(speculation, target, model)))
+        engines[speculation.method] = LLM(assemble(config, target, load_drafts(speculation, target, model)))
     return engines
 
 

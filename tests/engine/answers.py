@@ -45,11 +45,16 @@ def build_scripted(
 
 
 def build_speculating(
-    speculator: Speculator, model: LoadedModel | None = None, k: int = 4, **room: Any
+    speculator: Speculator,
+    model: LoadedModel | None = None,
+    k: int = 4,
+    *,
+    method: str = "ngram",
+    **room: Any,
 ) -> LLM:
-    """An engine around a given speculator."""
+    """An engine around a given speculator, which may draw its drafts if the method is one that does."""
     return build_llm(
-        "ngram",
+        method,
         target=model or target(),
         speculator=speculator,
         num_draft_tokens=k,
@@ -97,5 +102,5 @@ def assert_clean(llm: LLM) -> None:
     if core._drafting is not None:
         assert not core._drafting._outgrown
         speculator = core._drafting._speculator
-        for books in ("known", "_progress", "_indexes"):
+        for books in ("known", "_progress", "_readers"):
             assert not getattr(speculator, books, None), books

@@ -31,7 +31,7 @@ def build_core(speculator: Speculator | None = None, **room: int) -> Any:
         scheduler=SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 128, **room}),
         speculation=NgramSpeculation(num_draft_tokens=4, ngram_min=1),
     )
-    return assemble(config, target(), None, speculator)
+    return assemble(config, target(), (), speculator)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def test_nothing_proposed_is_nothing_counted() -> None:
     assert totals.counts["num_draft_tokens"] == totals.counts["num_accepted_tokens"] == 0
 
 
-@pytest.mark.parametrize("method", ["none", "ngram", "draft_model"])
+@pytest.mark.parametrize("method", ["none", "ngram", "suffix", "draft_model"])
 def test_an_engine_without_traffic(method: str) -> None:
     stats = build_llm(method)._core.take_stats()
     assert stats == StepStats()

@@ -62,11 +62,12 @@ def noisy_script(rng: random.Random) -> Script:
 
 def build(method: str, rng: random.Random, **room: Any) -> LLM:
     if method == "scripted":
-        return build_scripted(noisy_script(rng), target(eos=EOS), k=5, **room)[0]
+        return build_scripted(noisy_script(rng), target(eos=EOS), k=5, method="draft_model", **room)[0]
     return build_llm(method, target=target(eos=EOS), draft=load_tiny(noise=0.05), num_draft_tokens=5, **room)
 
 
-def random_params(rng: random.Random) -> SamplingParams:
+def random_params(rng: random.Random, method: str) -> SamplingParams:
+    match = [Acceptance.MATCH, Acceptance.MATCH]
     return SamplingParams(
         temperature=rng.choice([0.0, 1.0, 1.5]),
         seed=rng.randrange(5),
@@ -78,12 +79,12 @@ def random_params(rng: random.Random) -> SamplingParams:
         prompt_logprobs=rng.choice([None, None, 0]),
         speculation=SpeculationParams(
             enabled=rng.random() < 0.9,
-            acceptance=rng.choice([Acceptance.MATCH, Acceptance.MATCH, Acceptance.REJECTION]),
+            acceptance=rng.choice([*match, Acceptance.MATCH if method == "ngram" else Acceptance.REJECTION]),
         ),
     )
 
 
-@pytest.mark.parametrize("method", ["none", "ngram", "draft_model", "scripted"])
+@pytest.mark.parametrize("method", ["none", "ngram", "suffix", "draft_model", "scripted"])
 def test_the_pool_is_whole_after_each_of_many_requests(method: str) -> None:
     rng = random.Random(1)
     llm = build(method, rng, block_size=16, num_kv_blocks=24)
@@ -92,7 +93,7 @@ def test_the_pool_is_whole_after_each_of_many_requests(method: str) -> None:
     for number in range(300):
         request_id = f"r{number}"
         prompt = [rng.randrange(97, 123) for _ in range(rng.choice([1, 5, 15, 16, 17, 40]))]
-        core.add_request(request_id, prompt, random_params(rng))
+        core.add_request(request_id, prompt, random_params(rng, method))
         leaves_after = rng.choice([None, None, None, 0, 1, 2])
         fails_after = rng.choice([None] * 6 + [0, 1])
         num_steps = 0
@@ -123,6 +124,7 @@ class Trace:
     """One engine under random requests, aborts and failing steps, held against plain answers."""
 
     def __init__(self, method: str, seed: int) -> None:
+        self.method = method
         rng = self.rng = random.Random(seed)
         block_size = rng.choice([2, 4, 8])
         budget = rng.choice([9, 16, 40])
@@ -161,7 +163,7 @@ class Trace:
         if self.asked and rng.random() < 0.5:
             prompt = (rng.choice(list(self.asked.values()))[0] + prompt)[:100]
         # The ratio rule's text depends on the draft; the law of what it says has a test of its own.
-        params = random_params(rng)
+        params = random_params(rng, self.method)
         if not params.is_greedy:
             params = replace(params, speculation=replace(params.speculation, acceptance=Acceptance.MATCH))
         params = replace(params, max_tokens=rng.choice([3, 12, 20]))
@@ -220,7 +222,7 @@ def plain_engine() -> LLM:
     return build_llm("none", target=target(eos=EOS), prefix_caching=False)
 
 
-@pytest.mark.parametrize("method", ["none", "ngram", "draft_model", "scripted"])
+@pytest.mark.parametrize("method", ["none", "ngram", "suffix", "draft_model", "scripted"])
 def test_random_traces(method: str) -> None:
     counts: Counter[str] = Counter()
     for seed in range(5):

@@ -12,7 +12,7 @@ from engine.config import DType
 from engine.llm import Completion
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from tests.engine.answers import assert_clean, essence
-from tests.engines import METHODS, build_llm, load_tiny
+from tests.engines import METHODS, TREES, build_llm, load_tiny
 from tests.operators import need_operators
 from tests.tiny import EOS
 
@@ -58,7 +58,15 @@ OPTIONS = {
         logprobs=2,
     ),
     "seeded, one token": replace(SEEDED, max_tokens=1),
+    "seeded, negative penalties": replace(
+        SEEDED, frequency_penalty=-1.5, presence_penalty=-2.0, repetition_penalty=0.7
+    ),
+    "seeded, stop strings": replace(
+        SEEDED, temperature=1.5, top_k=3, stop=("o", "aa", " t"), include_stop_str_in_output=True
+    ),
 }
+# Each tree with some of the options alone; all of them meet in the mixed batches below.
+SOME_TREES = [(TREES[place % len(TREES)], option) for place, option in enumerate(OPTIONS)]
 
 
 PACKED: tuple[DType, ...] = ("float16", "int8")
@@ -75,8 +83,9 @@ def accepted(answers: list[Completion]) -> int:
     return sum(answer.speculation.num_accepted_tokens for answer in answers)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "option"), [*((method, option) for option in OPTIONS for method in METHODS), *SOME_TREES]
+)
 def test_each_option_alone_and_batched(method: str, option: str) -> None:
     expected = [essence(answer) for answer in plain_answers(option)]
     llm = build_llm(method)
@@ -87,7 +96,7 @@ def test_each_option_alone_and_batched(method: str, option: str) -> None:
     assert_clean(llm)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *TREES])
 def test_drafts_are_accepted_at_all(method: str) -> None:
     """Equality alone would also hold for a drafter that never proposes anything."""
     answers = build_llm(method).generate(PROMPTS, GREEDY)
@@ -96,7 +105,7 @@ def test_drafts_are_accepted_at_all(method: str) -> None:
     assert steps < sum(len(answer.token_ids) for answer in answers)
 
 
-@pytest.mark.parametrize("method", ["none", *METHODS])
+@pytest.mark.parametrize("method", ["none", *METHODS, *TREES])
 def test_mixed_options_in_one_batch(method: str) -> None:
     mixed = list(zip(PROMPTS * 2, OPTIONS, strict=False))
     expected = [essence(plain_answers(option)[PROMPTS.index(prompt)]) for prompt, option in mixed]
@@ -106,8 +115,13 @@ def test_mixed_options_in_one_batch(method: str) -> None:
     assert_clean(llm)
 
 
-@pytest.mark.parametrize("budget", [8, 11, 17])
-@pytest.mark.parametrize("method", ["none", *METHODS])
+@pytest.mark.parametrize(
+    ("method", "budget"),
+    [
+        *((method, budget) for budget in (8, 11, 17) for method in ("none", *METHODS)),
+        *zip(TREES, (8, 31, 11, 17), strict=True),
+    ],
+)
 def test_chunked_prompts_and_tight_budgets(method: str, budget: int) -> None:
     expected = [essence(answer) for answer in plain_answers("seeded, top_p")]
     llm = build_llm(method, max_num_batched_tokens=budget)
@@ -116,8 +130,17 @@ def test_chunked_prompts_and_tight_budgets(method: str, budget: int) -> None:
     assert_clean(llm)
 
 
-@pytest.mark.parametrize("option", ["greedy", "seeded, everything", "greedy, logprobs"])
-@pytest.mark.parametrize("method", ["none", *METHODS])
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [
+        *(
+            (method, option)
+            for option in ("greedy", "seeded, everything", "greedy, logprobs")
+            for method in ("none", *METHODS)
+        ),
+        *((tree, "seeded, everything") for tree in TREES),
+    ],
+)
 def test_preemption_changes_nothing(method: str, option: str) -> None:
     expected = [essence(answer) for answer in plain_answers(option)]
     llm = build_llm(method, num_kv_blocks=33)
@@ -130,7 +153,7 @@ def test_preemption_changes_nothing(method: str, option: str) -> None:
     assert_clean(llm)
 
 
-@pytest.mark.parametrize("method", ["none", *METHODS])
+@pytest.mark.parametrize("method", ["none", *METHODS, *TREES])
 def test_prefix_cache_hits_change_nothing(method: str) -> None:
     expected = [essence(answer) for answer in plain_answers("seeded, min_p")]
     llm = build_llm(method)
@@ -146,14 +169,14 @@ def test_prefix_cache_hits_change_nothing(method: str) -> None:
     assert_clean(llm)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_rejection_rule_is_the_match_rule_where_greedy(method: str) -> None:
-    wishes = replace(GREEDY, speculation=SpeculationParams(acceptance=Acceptance.REJECTION))
-    answers = build_llm(method).generate(PROMPTS, wishes)
+@pytest.mark.parametrize("rule", Acceptance)
+def test_every_rule_is_the_match_rule_where_greedy(rule: Acceptance) -> None:
+    wishes = replace(GREEDY, speculation=SpeculationParams(acceptance=rule))
+    answers = build_llm("draft_model", allow_lossy=True).generate(PROMPTS, wishes)
     assert [essence(answer) for answer in answers] == [essence(a) for a in plain_answers("greedy")]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *TREES])
 @pytest.mark.parametrize("num_draft_tokens", [1, 2, 7, 16])
 def test_any_number_of_draft_tokens(method: str, num_draft_tokens: int) -> None:
     wishes = replace(SEEDED, speculation=SpeculationParams(num_draft_tokens=num_draft_tokens))
@@ -172,7 +195,7 @@ def test_speculation_switched_off_per_request(method: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["mistral", "gemma2", "gemma3_text", "gpt2", "gpt_oss", "mixtral"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "draft_model 3,2,1,1"])
 def test_other_architectures(method: str, arch: str) -> None:
     target = load_tiny(arch)
     draft = load_tiny(arch, noise=0.05)
@@ -182,8 +205,21 @@ def test_other_architectures(method: str, arch: str) -> None:
     assert accepted(answers) > 0
 
 
+@pytest.mark.parametrize("method", TREES)
+def test_several_choices_of_one_prompt(method: str) -> None:
+    """Three answers to each prompt, n=3, meet in the prefix cache."""
+    wishes = [replace(SEEDED, choice=choice) for choice in range(3)]
+    expected = build_llm("none", prefix_caching=False)
+    llm = build_llm(method)
+    for prompt in PROMPTS[:4]:
+        answers = llm.generate([prompt] * 3, wishes)
+        alone = [expected.generate([prompt], wish)[0] for wish in wishes]
+        assert [essence(answer) for answer in answers] == [essence(answer) for answer in alone]
+    assert_clean(llm)
+
+
 @pytest.mark.parametrize("dtype", PACKED)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "draft_model 3,2,1,1"])
 def test_packed_weights(method: str, dtype: DType) -> None:
     """Alone, batched, in chunks, preempted, behind cached prefixes: all in one run for each method."""
     need_operators()

@@ -16,6 +16,7 @@ OTHERS = [
 SEEDED = SamplingParams(temperature=0.9, seed=1, max_tokens=24)
 COLD = replace(SEEDED, temperature=0.0)
 RATIO = replace(SEEDED, speculation=SpeculationParams(acceptance=Acceptance.REJECTION))
+BLOCK = replace(SEEDED, speculation=SpeculationParams(acceptance=Acceptance.BLOCK))
 
 
 def crowd(base: SamplingParams) -> dict[str, tuple[tuple[int, ...], SamplingParams]]:
@@ -29,8 +30,15 @@ def alone(method: str, prompt: tuple[int, ...], params: SamplingParams) -> Compl
     return build_llm(method, target=target(), prefix_caching=False).generate([prompt], params)[0]
 
 
-@pytest.mark.parametrize("base", [SEEDED, COLD, RATIO], ids=["seeded", "greedy", "ratio rule"])
-@pytest.mark.parametrize("method", ["none", *METHODS])
+@pytest.mark.parametrize(
+    ("method", "base"),
+    [
+        *[(method, base) for method in ("none", *METHODS) for base in (SEEDED, COLD)],
+        ("none", RATIO),
+        ("draft_model", RATIO),
+        ("draft_model", BLOCK),
+    ],
+)
 def test_neighbours_change_nothing(method: str, base: SamplingParams) -> None:
     asked = crowd(base)
     answers = run(build_llm(method, target=target(), max_num_seqs=13, num_kv_blocks=600), asked)

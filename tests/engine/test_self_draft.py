@@ -47,6 +47,34 @@ def test_every_draft_token_is_accepted(arch: str, k: int, wishes: SamplingParams
         assert essence(answer) == essence(plain_answer(wishes))
 
 
+TREES = {
+    # Each with the levels of its likeliest path.
+    "2,2": 2,
+    "3,2,1,1": 4,
+    "2,1,1,1,1,1": 6,
+    "{shape: sequoia, max_nodes: 20, max_depth: 3}": 3,
+    "{shape: dynamic, max_nodes: 40, max_depth: 3, top_k: 3}": 3,
+}
+
+
+@pytest.mark.parametrize("wishes", WISHES.values(), ids=WISHES.keys())
+@pytest.mark.parametrize(("tree", "depth"), TREES.items())
+@pytest.mark.parametrize("arch", ["llama", "mistral"])
+def test_a_trees_likeliest_path_is_accepted(arch: str, tree: str, depth: int, wishes: SamplingParams) -> None:
+    """Down to its last level in every step: where siblings are drawn, the first of them stands."""
+    is_ratio = wishes.speculation.acceptance is Acceptance.REJECTION
+    if is_ratio and "dynamic" in tree:
+        pytest.skip("ratio rules are refused for dynamic trees")
+    model = target() if arch == "llama" else load_tiny(arch)
+    llm = build_llm(f"draft_model {tree}", target=model, draft=model)
+    answer = run(llm, {"a": (PROMPT, wishes)})["a"]
+    stats = answer.speculation
+    assert stats.num_steps == 1 + -(-31 // (depth + 1))
+    assert stats.num_accepted_tokens == 32 - stats.num_steps
+    if not is_ratio and arch == "llama":
+        assert essence(answer) == essence(plain_answer(wishes))
+
+
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_batched_chunked_and_from_the_prefix_cache(k: int) -> None:
     model = target()

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.outputs import FinishedRequest, FinishReason, SpeculationStats, StepStats
+from engine.outputs import FinishedRequest, FinishReason, SpeculationStats, StepPart, StepStats
 from engine.step_recorder import RequestRecord, StepRecorder
 
 
@@ -13,7 +13,7 @@ def test_own_counters_and_the_engines_state_are_passed_on() -> None:
     recorder.num_preemptions = 1
     recorder.prefix_cache_queries, recorder.prefix_cache_hits = 30, 16
     recorder.num_prompt_tokens, recorder.num_target_forwards, recorder.num_outgrown = 20, 1, 2
-    recorder.propose_seconds, recorder.forward_seconds, recorder.sample_seconds = 0.1, 0.2, 0.3
+    recorder.part_seconds = {StepPart.FORWARD: 0.2, StepPart.SAMPLE: 0.3}
     assert recorder.build(3, 4, 0.25) == StepStats(
         num_running=3,
         num_waiting=4,
@@ -24,9 +24,7 @@ def test_own_counters_and_the_engines_state_are_passed_on() -> None:
         num_prompt_tokens=20,
         num_target_forwards=1,
         num_outgrown=2,
-        propose_seconds=0.1,
-        forward_seconds=0.2,
-        sample_seconds=0.3,
+        part_seconds={StepPart.FORWARD: 0.2, StepPart.SAMPLE: 0.3},
     )
 
 

@@ -146,7 +146,7 @@ def test_trees_on_other_architectures(arch: str) -> None:
 
 def test_trees_that_were_not_drawn_are_matched_under_either_rule() -> None:
     expected = plain_answer(SEEDED)
-    llm, _ = build_scripted(forced(expected.token_ids, branching=True), k=8)
+    llm, _ = build_scripted(forced(expected.token_ids, branching=True), k=8, method="draft_model")
     wishes = replace(SEEDED, speculation=SpeculationParams(acceptance=Acceptance.REJECTION))
     assert essence(run(llm, {"a": (PROMPT, wishes)})["a"]) == essence(expected)
 

@@ -17,7 +17,7 @@ from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.speculation.base import ProposalContext, Requirements, Speculator
 from engine.token_tree import TokenTree
 from tests.engine.answers import PROMPT, essence, target
-from tests.engines import METHODS, add_noise, build_llm
+from tests.engines import add_noise, build_llm
 from tests.tiny import VOCAB_SIZE, byte_tokenizer, save_tiny, tiny_model
 
 PADDED_SIZE = 320
@@ -113,8 +113,15 @@ def test_the_planted_rows_would_win() -> None:
     assert model.vocab_size == VOCAB_SIZE
 
 
-@pytest.mark.parametrize("rule", Acceptance)
-@pytest.mark.parametrize("method", ["none", *METHODS])
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [
+        ("none", Acceptance.MATCH),
+        ("ngram", Acceptance.MATCH),
+        ("ngram", Acceptance.TYPICAL),
+        *[("draft_model", rule) for rule in Acceptance],
+    ],
+)
 def test_padding_is_never_sampled_or_drafted(method: str, rule: Acceptance) -> None:
     hot = SamplingParams(
         temperature=2.0,
@@ -125,7 +132,7 @@ def test_padding_is_never_sampled_or_drafted(method: str, rule: Acceptance) -> N
         speculation=SpeculationParams(acceptance=rule),
     )
     wishes = [replace(hot, seed=seed) for seed in range(12)] + [replace(hot, temperature=0.0)]
-    llm = build_llm(method, target=padded(), draft=padded(noise=0.05))
+    llm = build_llm(method, target=padded(), draft=padded(noise=0.05), allow_lossy=True)
     drafting = llm._core._drafting
     watched = None
     if drafting is not None:
@@ -138,7 +145,7 @@ def test_padding_is_never_sampled_or_drafted(method: str, rule: Acceptance) -> N
         drafted = [token for tree in watched.trees for token in tree.tokens]
         assert len(drafted) > (100 if method == "draft_model" else 0)
         assert max(drafted, default=0) < VOCAB_SIZE
-    if rule is Acceptance.MATCH or method != "draft_model":
+    if rule is Acceptance.MATCH:
         # The same model without the padding says the same.
         expected = build_llm("none", target=target()).generate([PROMPT] * len(wishes), wishes)
         assert [essence(answer) for answer in answers] == [essence(answer) for answer in expected]

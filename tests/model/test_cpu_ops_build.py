@@ -1,6 +1,8 @@
 """How the C++ operators come to be, in processes of their own: a library once loaded stays."""
 
 import os
+import platform
+import re
 import stat
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import pytest
 
 from tests.operators import need_operators
 
+ROOT = Path(__file__).parents[2]
 LOAD = (
     "import logging, pathlib, sys, torch\n"
     "from engine.model.cpu_ops.build import load_operators\n"
@@ -18,9 +21,17 @@ LOAD = (
     "again = load_operators(pathlib.Path(sys.argv[1]) / 'elsewhere')\n"
     "print(operators is not None, again is not None)\n"
 )
+LOAD_PREBUILT = (
+    "import logging, pathlib, sys, torch\n"
+    "from engine.model.cpu_ops.build import load_operators\n"
+    "logging.basicConfig(level=logging.INFO, format='%(message)s')\n"
+    "operators = load_operators(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"
+    "print(operators.rms_norm(torch.full((1, 4), 2.0), torch.ones(4), 0.0).tolist())\n"
+    "print(*torch.ops.loaded_libraries)\n"
+)
 # Stands in for a compiler: notes each call, takes its time, and hands out a library that is there already.
 COMPILER = """#!/bin/sh
-echo called >> {notes}
+echo called $* >> {notes}
 sleep 0.3
 while [ "$1" != "-o" ]; do shift; done
 cp {library} "$2"
@@ -73,6 +84,31 @@ def test_of_several_processes_one_builds(tmp_path: Path, compiler: Path) -> None
     assert len((tmp_path / "notes").read_text().splitlines()) == 2
     left = [path.name for path in (tmp_path / "cache/operators").iterdir() if not path.name.endswith(".lock")]
     assert len(left) == 1
+
+
+def test_what_was_built_beforehand_needs_no_compiler_and_no_folder_to_write_to(
+    tmp_path: Path, compiler: Path
+) -> None:
+    prebuilt = tmp_path / "prebuilt"
+    command = [sys.executable, "-m", "engine.model.cpu_ops.build", str(prebuilt)]
+    subprocess.run(command, env=os.environ | {"CXX": str(compiler)}, check=True, capture_output=True)
+    compiled = [line for line in (tmp_path / "notes").read_text().splitlines() if "operators.cpp" in line]
+    levels = [re.findall("-march=[^ ]+", line) for line in compiled]
+    libraries = sorted(prebuilt.glob("*/*.so"))
+    if platform.machine() == "x86_64":
+        assert levels == [[], ["-march=x86-64-v3"], ["-march=x86-64-v4"]]
+    assert len(libraries) == len(compiled)
+    loaded = set()
+    for capability in ("default", "avx2"):
+        # As in an image: nothing to build with, and a cache that cannot be written to.
+        environment = {"PATH": "/nowhere", "ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": str(ROOT)}
+        load = [sys.executable, "-c", LOAD_PREBUILT, "/proc/nowhere", str(prebuilt)]
+        done = subprocess.run(load, env=environment, capture_output=True, text=True, check=True)
+        result, place = done.stdout.split("\n", 1)
+        assert (result, done.stderr) == ("[[1.0, 1.0, 1.0, 1.0]]", "")
+        loaded.add(Path(place.strip()))
+    assert len(loaded) == (2 if platform.machine() == "x86_64" else 1)
+    assert loaded <= {*libraries}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 from engine.sampling.logits import process_logits
 from engine.sampling.metadata import RowGroup
-from engine.sampling.noise import Stream
+from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, uniform_rows
 from engine.sampling.sampler import DraftToken, SampledRun, Sampler, SamplingTask, draw_tokens
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.token_tree import EMPTY_TREE, Proposal, TokenTree
@@ -16,6 +16,8 @@ VOCAB = 12
 EOS = frozenset({11})
 PROMPT = (1, 2, 3)
 REJECTION = SpeculationParams(acceptance=Acceptance.REJECTION)
+BLOCK = SpeculationParams(acceptance=Acceptance.BLOCK)
+TYPICAL = SpeculationParams(acceptance=Acceptance.TYPICAL)
 
 
 class TableModel:
@@ -53,6 +55,7 @@ class Line:
 
 
 Drafter = Callable[[Sequence[Line]], list[TokenTree]]
+Recorder = Callable[[torch.Tensor], torch.Tensor]
 
 
 def each(tree_of: Callable[[Line], TokenTree]) -> Drafter:
@@ -119,6 +122,69 @@ def model_chain(model: TableModel, stream: Stream, length: int = 3) -> Drafter:
         return TokenTree.chain(tokens, Proposal.COUPLED)
 
     return draft
+
+
+def drawn_trees(
+    model: TableModel, widths: Sequence[int], proposal: Proposal, record: Recorder = lambda q: q
+) -> Drafter:
+    """A draft model that draws trees of given widths per depth, siblings as the proposal says.
+
+    Args:
+        model: Whose distributions the tokens are drawn from.
+        widths: Children per node at each depth.
+        proposal: SAMPLED or SAMPLED_DISTINCT.
+        record: What is recorded of a distribution; anything but the thing itself is an error to be found.
+    """
+
+    def draft(lines: Sequence[Line]) -> list[TokenTree]:
+        growing = [_Growing() for _ in lines]
+        for depth, width in enumerate(widths):
+            groups = [
+                RowGroup(line.params, line.token_ids, len(PROMPT), EOS, tuple(path for _, path in tree.level))
+                for line, tree in zip(lines, growing, strict=True)
+            ]
+            rows = [model.row([*group.token_ids, *path]) for group in groups for path in group.paths]
+            processed = process_logits(torch.stack(rows), groups)
+            keys = [group.noise_key(depth, Stream.DRAFT) for group in groups for _ in group.paths]
+            drawn = zip(draw_siblings(processed, keys, width, proposal), processed.softmax(-1), strict=True)
+            for tree in growing:
+                tree.grow(
+                    [(tokens, record(law)) for _, (tokens, law) in zip(tree.level, drawn, strict=False)]
+                )
+        return [TokenTree(tuple(t.tokens), tuple(t.parents), proposal, tuple(t.laws)) for t in growing]
+
+    return draft
+
+
+class _Growing:
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.laws: list[torch.Tensor] = []
+        self.level: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+
+    def grow(self, drawn: Sequence[tuple[list[int], torch.Tensor]]) -> None:
+        level = []
+        for (node, path), (tokens, law) in zip(self.level, drawn, strict=True):
+            for token in tokens:
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.laws.append(law)
+                level.append((len(self.tokens), (*path, token)))
+        self.level = level
+
+
+def draw_siblings(
+    rows: torch.Tensor, keys: Sequence[NoiseKey], count: int, proposal: Proposal
+) -> list[list[int]]:
+    """Tokens drawn from rows of log probabilities, in order."""
+    if proposal is Proposal.SAMPLED_DISTINCT:
+        drawn = (rows + gumbel_noise(keys, rows.shape[1], rows.device)).topk(count).indices
+    else:
+        borders = rows.double().softmax(dim=-1).cumsum(dim=-1)
+        drawn = torch.searchsorted(borders, uniform_rows(keys, count, rows.device) * borders[:, -1:])
+    tokens: list[list[int]] = drawn.tolist()
+    return tokens
 
 
 MIXED = [

@@ -1,6 +1,5 @@
-"""The sampler under the rejection rule: sampled chains, and what falls back to the match rule."""
+"""The sampler under the rejection rule: chains, and what falls back to the match rule."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from engine.sampling.noise import NoiseKey, Stream
 from engine.sampling.sampler import Sampler, choose_tokens, draw_tokens
 from engine.sampling_params import SamplingParams, SpeculationParams
 from engine.token_tree import Proposal, TokenTree
-from tests.sampling import chi_square
 from tests.sampling.table_model import (
     DRAFT,
     DRAFTERS,
@@ -22,9 +20,7 @@ from tests.sampling.table_model import (
     PROMPT,
     REJECTION,
     VOCAB,
-    Drafter,
     Line,
-    TableModel,
     generate,
     generate_next,
     model_chain,
@@ -74,37 +70,6 @@ def test_rejection_of_drafts_that_were_not_sampled_is_the_plain_run() -> None:
         assert generate(lines, drafter, 24) == generate(lines, no_draft, 24)
 
 
-FLAT_MODEL = TableModel(3, vocab_size=4, spread=1.0)
-FLAT_DRAFT = TableModel(4, vocab_size=4, spread=1.0)
-
-
-def chi_square_of_two_tokens(drafter: Drafter) -> float:
-    """Two tokens of 1500 seeds through the whole sampler, against their exact law."""
-    params = SamplingParams(temperature=1.5, speculation=REJECTION)
-    lines = [Line(replace(params, seed=seed)) for seed in range(1500)]
-    texts = torch.tensor(generate(lines, drafter, 2, FLAT_MODEL))
-    counts = (texts[:, 0] * 4 + texts[:, 1]).bincount(minlength=16)
-    first = (FLAT_MODEL.row(PROMPT).double() / 1.5).softmax(0)
-    second = torch.stack([FLAT_MODEL.row([*PROMPT, token]) for token in range(4)])
-    return chi_square.statistic(counts, first[:, None] * (second.double() / 1.5).softmax(-1))
-
-
-@pytest.mark.parametrize("length", [1, 2])
-def test_sampled_drafts_under_rejection_keep_the_law(length: int) -> None:
-    statistic = chi_square_of_two_tokens(model_chain(FLAT_DRAFT, Stream.DRAFT, length))
-    assert statistic < chi_square.CRITICAL[15]
-
-
-def test_the_law_is_missed_when_the_recorded_distribution_is_not_the_drafts() -> None:
-    """A planted error: the draft says that it drew evenly from all tokens."""
-
-    def mislabelled(lines: Sequence[Line]) -> list[TokenTree]:
-        trees = model_chain(FLAT_DRAFT, Stream.DRAFT, 1)(lines)
-        return [replace(tree, distributions=(torch.full((4,), 1 / 4),)) for tree in trees]
-
-    assert chi_square_of_two_tokens(mislabelled) > 3 * chi_square.CRITICAL[15]
-
-
 def test_a_draft_equal_to_the_target_is_always_accepted_by_ratio() -> None:
     lines = [Line(SamplingParams(seed=seed, top_p=0.9, speculation=REJECTION)) for seed in range(200)]
     tasks = tasks_of(lines, model_chain(MODEL, Stream.DRAFT))
@@ -128,13 +93,6 @@ def test_the_ratio_rule_accepts_more_than_the_match_rule_on_sampled_drafts() -> 
         tasks = tasks_of(lines, model_chain(MODEL, Stream.DRAFT))
         accepted.append(sum(len(run.accepted_nodes) for run in Sampler()(MODEL.rows(tasks), tasks)))
     assert accepted[0] > 2 * accepted[1]
-
-
-def test_sampled_trees_that_branch_are_refused() -> None:
-    flat = torch.full((VOCAB,), 1 / VOCAB)
-    tree = TokenTree((1, 2), (0, 0), Proposal.SAMPLED, (flat, flat))
-    with pytest.raises(ValueError, match="sampled trees must be chains"):
-        Sampler()(torch.zeros(3, VOCAB), [Line(SamplingParams(seed=1)).task(tree)])
 
 
 @pytest.mark.parametrize("distribution", [None, torch.full((VOCAB + 1,), 1 / VOCAB)])

@@ -30,11 +30,13 @@ class Served:
 
 
 def new_metrics(engine: EngineClient) -> Metrics:
-    return Metrics(
+    metrics = Metrics(
         model_name=engine.model.name,
         method=engine.model.method,
         max_draft_tokens=engine.model.max_draft_tokens,
     )
+    engine.subscribe(metrics.listener)
+    return metrics
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import server.app
 loaded = {name.partition(".")[0] for name in sys.modules}
 print(sorted(loaded & {"torch", "transformers", "tokenizers", "numpy"}))
 engine = {name for name in sys.modules if name.startswith("engine.")}
-allowed = ("errors", "sampling_params", "outputs", "client", "config")
+allowed = ("errors", "sampling_params", "token_tree", "acceptance", "outputs", "client", "config")
 print(sorted(engine - {f"engine.{name}" for name in allowed}))
 """
 

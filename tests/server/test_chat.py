@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.errors import InvalidRequest
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from tests.fakes import FakeEngine
 from tests.server.conftest import Served
 
@@ -151,7 +151,8 @@ def test_defaults_are_openais(serve: Serve) -> None:
     served = serve()
     chat(served)
     params = served.engine.requests[0].params
-    assert params == SamplingParams(seed=params.seed)
+    match = SpeculationParams(acceptance=Acceptance.MATCH)
+    assert params == SamplingParams(seed=params.seed, speculation=match)
     assert params.temperature == 1.0
     assert params.max_tokens is None
 

@@ -55,7 +55,7 @@ def test_help_names_every_setting_with_its_description(
         assert option.description in text
     assert "--port PORT Port to listen on; 0 takes a free one. (default: 8000)" in text
     assert "--offline, --no-offline Never touch the network. (default: off)" in text
-    assert "--speculation none|ngram|draft_model" in text
+    assert "--speculation none|ngram|suffix|draft_model" in text
 
 
 def test_help_and_version_load_neither_torch_nor_the_web_framework() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.sampling_params import SEED_MAX, Acceptance, SamplingParams
+from engine.sampling_params import SEED_MAX, Acceptance, SamplingParams, SpeculationParams
 from tests.fakes import FakeEngine
 from tests.server.conftest import Served
 
@@ -46,6 +46,8 @@ def test_has_the_shape_of_openai(served: Served) -> None:
         "drafted_tokens": 8,
         "accepted_tokens": 3,
         "tokens_per_forward": 2.5,
+        "acceptance": "match",
+        "lossless": True,
     }
 
 
@@ -197,7 +199,8 @@ def test_null_means_the_default(serve: Serve) -> None:
     fields += ["logit_bias", "stream_options", "presence_penalty", "best_of", "suffix", "user", "speculation"]
     complete(served, prompt="x", **dict.fromkeys(fields))
     params = served.engine.requests[0].params
-    assert params == SamplingParams(max_tokens=16, seed=params.seed)
+    match = SpeculationParams(acceptance=Acceptance.MATCH)
+    assert params == SamplingParams(max_tokens=16, seed=params.seed, speculation=match)
 
 
 @pytest.mark.parametrize(

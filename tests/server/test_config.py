@@ -42,8 +42,14 @@ def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> 
         "log_level": "debug",
         "root_path": "/llm",
         "speculation": "draft_model",
+        "acceptance": "match",
+        "extra_draft_models": "8, 9",
     }
-    foreign = {"ngram_min", "ngram_max", "num_kv_blocks"}
+    foreign = {"num_kv_blocks", "tree"} | {
+        option.name
+        for option in OPTIONS.options.values()
+        if option.variants and "draft_model" not in option.variants
+    }
     flat: dict[str, object] = {}
     for option in OPTIONS.options.values():
         if option.name not in foreign:
@@ -57,7 +63,12 @@ def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> 
     assert by_flags.engine.model.offline
     assert not by_flags.engine.cache.prefix_caching
     assert by_flags.engine.speculation == DraftModelSpeculation(
-        draft_model="7", draft_revision="7", num_draft_tokens=5
+        draft_model="7",
+        draft_revision="7",
+        num_draft_tokens=15,
+        allow_lossy=True,
+        extra_draft_models=("8", "9"),
+        probe=False,
     )
 
 
@@ -100,10 +111,10 @@ def test_home_is_expanded_where_no_shell_did_it(monkeypatch: pytest.MonkeyPatch)
         ("port: ''", "port is empty: give it a value or leave it out"),
         ("port: yes", "port is not a switch, got true (YAML reads on, off, yes and no as that)"),
         ("speculation: off", "speculation is not a switch, got false"),
-        ("speculation: eagle", "speculation must be one of none, ngram, draft_model, got 'eagle'"),
+        ("speculation: eagle", "speculation must be one of none, ngram, suffix, draft_model, got 'eagle'"),
         (
             "speculation: {method: ngram}",
-            "speculation must be one of none, ngram, draft_model, got {'method'",
+            "speculation must be one of none, ngram, suffix, draft_model, got {'method'",
         ),
         ("kv_cache_gb: .inf", "kv_cache_gb must be a finite number, got inf"),
         ("kv_cache_gb: .nan", "kv_cache_gb must be a finite number, got nan"),
@@ -225,4 +236,4 @@ def test_flat_names_are_unique_and_described() -> None:
     for option in OPTIONS.options.values():
         assert option.description, option.name
         assert flag_of(option.name).removeprefix("--").replace("-", "_") == option.name
-    assert OPTIONS.options["num_draft_tokens"].default == "5 with ngram, 4 with draft_model"
+    assert OPTIONS.options["num_draft_tokens"].default == "15 with ngram and suffix, 4 with draft_model"

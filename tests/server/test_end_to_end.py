@@ -64,6 +64,11 @@ def metric(command: Command, name: str, label: str = "") -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in series)
 
 
+def test_the_trial_of_the_draft_at_start_is_shown_and_leaves_no_other_trace(speculative: Command) -> None:
+    assert "speculation probe: first token accepted in" in speculative.log
+    assert metric(speculative, "outrider_spec_decode_probed_acceptance") == 1.0
+
+
 def wait_until_idle(command: Command) -> None:
     for _ in range(200):
         if not metric(command, "outrider_num_requests_running") and not metric(

@@ -4,7 +4,7 @@ import math
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.outputs import FinishedRequest, FinishReason, StepStats
+from engine.outputs import FinishedRequest, FinishReason, StepPart, StepStats
 from server import __version__
 from server.metrics import Metrics
 
@@ -59,8 +59,8 @@ def test_the_names_are_the_ones_readers_know() -> None:
         spec_decode_num_accepted_tokens_total spec_decode_num_accepted_tokens_per_pos_total
         target_forwards_total request_forwards_total committed_tokens_total spec_decode_accepted_length_bucket
         propose_seconds_bucket forward_seconds_bucket sample_seconds_bucket
-        spec_decode_outgrown_requests_total http_requests_total http_request_duration_seconds_bucket
-        build_info
+        spec_decode_outgrown_requests_total spec_decode_lossy_requests_total
+        http_requests_total http_request_duration_seconds_bucket step_seconds_total build_info
     """
     for name in expected.split():
         assert f"outrider_{name}" in names
@@ -94,13 +94,16 @@ def test_a_step_is_added_where_it_belongs() -> None:
         num_accepted_tokens=5,
         accepted_lengths=(4, 1),
         num_outgrown=1,
-        propose_seconds=0.002,
-        forward_seconds=0.03,
-        sample_seconds=0.004,
+        part_seconds={
+            StepPart.BUILD: 0.001,
+            StepPart.FORWARD: 0.03,
+            StepPart.SAMPLE: 0.004,
+            StepPart.PROPOSE: 0.002,
+        },
         ttft_seconds=(0.1,),
         inter_token_seconds=(0.01, 0.02, 0.03),
         queue_seconds=(0.05,),
-        finished=(FinishedRequest(FinishReason.ABORT, 100, 20, 1.5),),
+        finished=(FinishedRequest(FinishReason.ABORT, 100, 20, 1.5, is_lossless=False),),
     )
     metrics.listener(step)
     metrics.listener(step)
@@ -122,6 +125,7 @@ def test_a_step_is_added_where_it_belongs() -> None:
         "spec_decode_accepted_length_count": 4,
         "spec_decode_accepted_length_sum": 10,
         "spec_decode_outgrown_requests_total": 2,
+        "spec_decode_lossy_requests_total": 2,
         "propose_seconds_sum": 0.004,
         "forward_seconds_sum": 0.06,
         "sample_seconds_sum": 0.008,
@@ -136,6 +140,9 @@ def test_a_step_is_added_where_it_belongs() -> None:
         assert math.isclose(value(metrics, name), number), name
     assert value(metrics, "request_success_total", finished_reason="abort") == 2
     assert value(metrics, "request_success_total", finished_reason="stop") == 0
+    parts = {part: value(metrics, "step_seconds_total", part=part) for part in StepPart}
+    took_time = {"build": 0.002, "forward": 0.06, "sample": 0.008, "propose": 0.004}
+    assert parts == dict.fromkeys(StepPart, 0.0) | took_time
     per_position = [
         value(metrics, "spec_decode_num_accepted_tokens_per_pos_total", position=position)
         for position in ("0", "1", "2", "3", "4+")

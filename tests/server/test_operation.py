@@ -58,6 +58,30 @@ def test_head_answers_as_get_does_without_a_body(served: Served, path: str) -> N
     assert response.headers["content-type"] == asked.headers["content-type"]
 
 
+def test_a_trace_of_steps_is_handed_out_where_the_operator_allows_it(serve: Serve) -> None:
+    served = serve(settings=AppSettings(profiling=True))
+    for query, steps in (("", 8), ("?steps=3", 3)):
+        response = served.http.post(f"/profile{query}")
+        assert response.headers["content-type"] == "application/json"
+        assert response.json()["steps"] == steps
+    assert "/profile" in served.http.get("/openapi.json").json()["paths"]
+    assert http_counts(served)["POST", "/profile", "200"] == 2
+    assert serve().http.post("/profile").status_code == 404
+
+
+@pytest.mark.parametrize("steps", ["0", "1001", "-1", "many", "", "1.5"])
+def test_a_trace_of_no_number_of_steps_is_refused(serve: Serve, steps: str) -> None:
+    served = serve(settings=AppSettings(profiling=True))
+    error = served.http.post(f"/profile?steps={steps}").json()["error"]
+    assert error["message"] == f"steps must be a whole number from 1 to 1000, got {steps!r}"
+    assert (error["param"], error["code"]) == ("steps", "invalid_value")
+
+
+def test_why_there_is_no_trace_is_said(serve: Serve) -> None:
+    served = serve(FakeEngine(trace_error=EngineDead("gone")), AppSettings(profiling=True))
+    assert served.http.post("/profile").status_code == 503
+
+
 def test_a_dead_engine_is_told_with_its_reason(serve: Serve) -> None:
     served = serve(FakeEngine(alive=False))
     for path in ("/health", "/ready"):

@@ -1,12 +1,14 @@
 """Bad requests: each gets OpenAI's error object with the field named, and the next request is served."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.fakes import VOCAB_SIZE
+from engine.acceptance import AcceptancePolicy, DraftTraits
+from tests.fakes import VOCAB_SIZE, FakeEngine
 from tests.server.conftest import Served
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -239,3 +241,13 @@ def test_what_just_fits_is_served(served: Served) -> None:
 
 def test_too_many_answers_at_once(served: Served) -> None:
     assert refused(served, "completions", {"prompt": ["x"] * 100, "n": 128})["param"] == "prompt"
+
+
+def test_a_rule_that_the_drafts_do_not_allow_is_refused(serve: Callable[..., Served]) -> None:
+    policy = AcceptancePolicy("ngram", DraftTraits())
+    served = serve(FakeEngine(acceptance=policy))
+    for endpoint in ("completions", "chat"):
+        for rule in ("rejection", "block", "typical"):
+            error = refused(served, endpoint, {"speculation": {"acceptance": rule}})
+            assert error["param"] == "speculation.acceptance"
+            assert rule in error["message"]

@@ -14,7 +14,9 @@ from engine.model.kv_cache import PagedKVCache
 from engine.model.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
 from engine.speculation.base import DraftRequest, ProposalContext, Speculator
-from engine.speculation.draft_model import DraftModelSpeculator
+from engine.speculation.draft_model import DraftLimits, DraftModelSpeculator
+from engine.speculation.drawing import DrawingStyle
+from engine.speculation.growth import ChainGardener, Gardener
 from engine.token_tree import TokenTree
 from tests.tiny import VOCAB_SIZE
 
@@ -46,12 +48,15 @@ def make_drafter(
     max_model_len: int = 512,
     max_num_batched_tokens: int = 256,
     eos_token_ids: frozenset[int] = frozenset(),
+    gardener: Gardener | None = None,
+    style: DrawingStyle | None = None,
 ) -> DraftModelSpeculator:
     return DraftModelSpeculator(
         runner,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        eos_token_ids=eos_token_ids,
+        DraftLimits(max_model_len, max_num_batched_tokens),
+        eos_token_ids,
+        gardener or ChainGardener(),
+        style or DrawingStyle(branches=gardener is not None),
     )
 
 

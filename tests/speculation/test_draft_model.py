@@ -198,7 +198,8 @@ def test_a_failed_pass_leaves_the_cache_as_it_is_known(
         propose(speculator, *(text.ask(4) for text in texts))
     for text in texts:
         known = speculator.num_computed_tokens(text.request_id)
-        assert known == (6 if failing_pass == 1 else len(text.tokens))
+        # What stood of the last draft is in the cache before anything is computed; its last token never was.
+        assert known == (6 + min(num_accepted, 3) if failing_pass == 1 else len(text.tokens))
         assert cache_equals_a_fresh_run(runner, "llama", text, known)
         # The step that failed had no drafts, so plain decoding adds a token, perhaps the one drafted.
         text.tokens += greedy_chain(plain, text.tokens, 1 + num_accepted // 2)

@@ -17,7 +17,7 @@ from engine.errors import StartupError
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import wrap_model
 from engine.sampling_params import SamplingParams
-from engine.speculation.factory import build_speculator, load_draft
+from engine.speculation.factory import build_speculator, load_drafts
 from tests.speculation.drafting import BLOCK_SIZE, NUM_BLOCKS, Blocks, Text, greedy_chain, propose
 from tests.tiny import EOS, VOCAB_SIZE, byte_tokenizer, save_tiny, tiny_model
 
@@ -47,15 +47,15 @@ def make_config(speculation: SpeculationConfig, tmp_path: Path) -> EngineConfig:
 def test_plain_decoding_has_no_speculator(tmp_path: Path) -> None:
     config = make_config(NoSpeculation(), tmp_path)
     target = make_target()
-    assert load_draft(config.speculation, target, config.model) is None
-    assert build_speculator(config, target, None, NUM_BLOCKS) is None
+    assert load_drafts(config.speculation, target, config.model) == []
+    assert build_speculator(config, target, [], NUM_BLOCKS) is None
 
 
 def test_prompt_lookup_takes_its_sizes_and_the_targets_eos(tmp_path: Path) -> None:
     config = make_config(NgramSpeculation(ngram_min=2, ngram_max=2), tmp_path)
     target = make_target()
-    assert load_draft(config.speculation, target, config.model) is None
-    speculator = build_speculator(config, target, None, NUM_BLOCKS)
+    assert load_drafts(config.speculation, target, config.model) == []
+    speculator = build_speculator(config, target, [], NUM_BLOCKS)
     assert speculator is not None
     assert not speculator.requirements.has_cache
     params = SamplingParams(temperature=0.0)
@@ -71,10 +71,9 @@ def test_a_draft_model_is_loaded_like_the_target(tmp_path: Path, rows: int) -> N
     folder = save_tiny(tmp_path / "draft", "llama", seed=2, vocab_size=rows, max_position_embeddings=64)
     config = make_config(DraftModelSpeculation(draft_model=str(folder)), tmp_path)
     target = make_target()
-    draft = load_draft(config.speculation, target, config.model)
-    assert draft is not None
+    [draft] = load_drafts(config.speculation, target, config.model)
     assert draft.dtype == target.dtype
-    speculator = build_speculator(config, target, draft, NUM_BLOCKS)
+    speculator = build_speculator(config, target, [draft], NUM_BLOCKS)
     assert speculator is not None
     assert speculator.requirements.has_cache
     assert speculator.requirements.max_model_len == 64
@@ -88,7 +87,7 @@ def test_a_draft_of_another_vocabulary_size_is_refused(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "draft", "llama", vocab_size=VOCAB_SIZE - 3)
     config = make_config(DraftModelSpeculation(draft_model=str(folder)), tmp_path)
     with pytest.raises(StartupError, match=rf"{VOCAB_SIZE - 3} tokens.*{VOCAB_SIZE}"):
-        load_draft(config.speculation, make_target(), config.model)
+        load_drafts(config.speculation, make_target(), config.model)
 
 
 def test_a_draft_with_two_ids_swapped_is_refused(tmp_path: Path) -> None:
@@ -100,4 +99,4 @@ def test_a_draft_with_two_ids_swapped_is_refused(tmp_path: Path) -> None:
     path.write_text(swapped, encoding="utf-8")
     config = make_config(DraftModelSpeculation(draft_model=str(folder)), tmp_path)
     with pytest.raises(StartupError, match="token id 104 is 'h' to the target target but 'i' to the draft"):
-        load_draft(config.speculation, make_target(), config.model)
+        load_drafts(config.speculation, make_target(), config.model)

@@ -61,3 +61,24 @@ def test_a_request_says_how_many_drafts_it_wants(wanted: int | None, expected: i
     params = SamplingParams(speculation=SpeculationParams(num_draft_tokens=wanted))
     request = make_request("a", prompt(10), max_tokens=20, params=params)
     assert Planner(4, 1000, None).node_budget(request) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "nodes", "depth"),
+    [(10, 16, 63), (83, 16, 16), (95, 16, 4), (97, 16, 2), (98, 16, 1), (99, 0, 0), (101, 0, 0)],
+)
+def test_a_trees_room_is_in_its_levels_and_not_in_its_nodes(num_tokens: int, nodes: int, depth: int) -> None:
+    planner = Planner(16, 100, None, branches=True)
+    request = make_request("a", prompt(num_tokens))
+    assert planner.node_budget(request) == nodes
+    assert planner.max_depth(request) == depth
+
+
+@pytest.mark.parametrize(("max_tokens", "nodes", "depth"), [(1, 0, 0), (2, 16, 1), (4, 16, 3), (99, 16, 39)])
+def test_a_trees_levels_fit_max_tokens_and_the_drafts_context(
+    max_tokens: int, nodes: int, depth: int
+) -> None:
+    planner = Planner(16, 1000, 49, branches=True)
+    request = make_request("a", prompt(10), max_tokens=max_tokens)
+    assert planner.node_budget(request) == nodes
+    assert planner.max_depth(request) == depth

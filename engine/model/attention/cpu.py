@@ -5,6 +5,7 @@ the same bits alone, in a batch, in a chunk, or as a draft node. The cost is lin
 """
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 
@@ -47,6 +48,18 @@ class CpuPlan:
                 for span, offset in zip(batch.spans, offsets, strict=False)
             ],
             dtype=torch.int64,
+        )
+
+    def tables(self, layers: Sequence[int]) -> tuple[list[torch.Tensor] | torch.Tensor, ...]:
+        """What an operator needs that attends for several layers: their keys, their values and the tables."""
+        return (
+            [self._cache.keys[layer] for layer in layers],
+            [self._cache.values[layer] for layer in layers],
+            self._slots,
+            self._spans,
+            self._context,
+            self._visible,
+            self._ancestors,
         )
 
     def attend(

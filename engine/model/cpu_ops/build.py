@@ -2,6 +2,11 @@
 
 The library lies in the cache folder under a key of everything that decides what it is: the sources, the
 compiler's flags, the instruction set and torch. Processes and machines may share the folder.
+
+    python -m engine.model.cpu_ops.build [FOLDER]
+
+builds them beforehand, for every instruction set, and by default beside this file, where they are looked for
+first: so an image has them without having a compiler.
 """
 
 import fcntl
@@ -12,6 +17,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +32,7 @@ from engine.model.weight_cache import WeightCache
 logger = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
-_FILES = ("operators.cpp", "attention.h", "elementwise.h", "int8.h")
+_FILES = ("operators.cpp", "attention.h", "elementwise.h", "int8.h", "sampling.h")
 _FLAGS = (
     "-O3",
     "-std=c++20",
@@ -40,10 +46,13 @@ _FLAGS = (
     f"-DOUTRIDER_NAMESPACE={_NAMESPACE}",
 )
 # Levels of the x86-64 ABI, not -march=native: the same key then means the same library on every machine.
-_INSTRUCTION_SETS = {"AVX2": ("-march=x86-64-v3",), "AVX512": ("-march=x86-64-v4",)}
+_INSTRUCTION_SETS = {"DEFAULT": (), "AVX2": ("-march=x86-64-v3",), "AVX512": ("-march=x86-64-v4",)}
+
+PREBUILT = Path(__file__).parent / "prebuilt"
+"""What was built beforehand; nothing is written there while a server runs."""
 
 
-class _CannotBuild(Exception):
+class CannotBuild(Exception):
     """Why there are no operators."""
 
 
@@ -58,6 +67,9 @@ class CpuOperators:
         rms_norm: RMSNorm over the last dimension.
         gate_silu, gate_gelu_tanh: The activation of a gated feed-forward layer.
         rotate: Rotary positions for queries and keys that come from one matrix.
+        run_layers: All decoder layers of a model.
+        truncate_rows: Temperature, top_k, top_p and min_p on rows of logits.
+        top_rows: The highest entries of rows of logits under keyed Gumbel noise.
     """
 
     attend: Any
@@ -67,22 +79,28 @@ class CpuOperators:
     gate_silu: Any
     gate_gelu_tanh: Any
     rotate: Any
+    run_layers: Any
+    truncate_rows: Any
+    top_rows: Any
 
 
-def load_operators(cache_dir: Path) -> CpuOperators | None:
-    """The operators, built first if they are not in the cache.
+def load_operators(cache_dir: Path, prebuilt: Path = PREBUILT) -> CpuOperators | None:
+    """The operators, built first if they have not been.
 
     Args:
         cache_dir: Built libraries are kept in its folder "operators".
+        prebuilt: Folder of libraries that were built beforehand.
 
     Returns:
         None, with the reason in the log, where there is no compiler or it fails.
     """
-    key = _key()
+    flags = _flags()
+    key = _key(flags)
     if f"{key}.so" not in {Path(path).name for path in torch.ops.loaded_libraries}:
         try:
-            torch.ops.load_library(_library(cache_dir / "operators", key))  # type: ignore[no-untyped-call]
-        except (OSError, _CannotBuild) as error:
+            built = WeightCache(prebuilt).get(key) or _build(cache_dir / "operators", flags)
+            torch.ops.load_library(built / f"{key}.so")  # type: ignore[no-untyped-call]
+        except (OSError, CannotBuild) as error:
             reason = error if error.__cause__ is None else f"{error}: {error.__cause__}"
             logger.warning("steps run without the C++ operators and take longer: %s", reason)
             return None
@@ -91,28 +109,43 @@ def load_operators(cache_dir: Path) -> CpuOperators | None:
     return CpuOperators(**{name: getattr(operators, name).default for name in names})
 
 
-def _library(folder: Path, key: str) -> Path:
-    """The library of that key; of several processes one builds it and the others wait."""
+def build_all(folder: Path) -> None:
+    """Builds the operators for every instruction set that machines of this kind may have.
+
+    Args:
+        folder: Where they go; give it to `load_operators`.
+
+    Raises:
+        CannotBuild: There is no compiler, or it fails.
+    """
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    for instructions in _INSTRUCTION_SETS.values() if is_x86 else [()]:
+        _build(folder, (*_FLAGS, *instructions))
+
+
+def _build(folder: Path, flags: tuple[str, ...]) -> Path:
+    """The folder with the library; of several processes one builds it and the others wait."""
+    key = _key(flags)
     cache = WeightCache(folder)
     built = cache.get(key)
     if built is None:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f".{key}.lock"):
-            built = cache.put(key, lambda scratch: _compile(scratch / f"{key}.so"))
-    return built / f"{key}.so"
+            built = cache.put(key, lambda scratch: _compile(scratch / f"{key}.so", flags))
+    return built
 
 
-def _compile(library: Path) -> None:
+def _compile(library: Path, flags: tuple[str, ...]) -> None:
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     if shutil.which(compiler[0]) is None:
-        raise _CannotBuild(f"there is no C++ compiler {compiler[0]!r} to build them with (set CXX to yours)")
+        raise CannotBuild(f"there is no C++ compiler {compiler[0]!r} to build them with (set CXX to yours)")
     logger.info("building the C++ operators, once (about 15 seconds)")
     began = time.perf_counter()
     torch_folder, here = Path(torch.__file__).parent, Path(__file__).parent
     compiled = library.with_suffix(".o")
     headers = (torch_folder / "include", torch_folder / "include/torch/csrc/api/include")
     includes = [f"-I{folder}" for folder in headers]
-    _run([*compiler, *_flags(), *includes, "-c", str(here / "operators.cpp"), "-o", str(compiled)])
+    _run([*compiler, *flags, *includes, "-c", str(here / "operators.cpp"), "-o", str(compiled)])
     # Linked without -fopenmp: it then takes the OpenMP that torch has loaded, and shares its threads.
     libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
     _run([*compiler, "-shared", str(compiled), *libraries, "-o", str(library)])
@@ -124,16 +157,17 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last_lines = " / ".join(done.stderr.strip().splitlines()[-5:])
-        raise _CannotBuild(f"{command[0]} failed to build them: {last_lines}")
+        raise CannotBuild(f"{command[0]} failed to build them: {last_lines}")
 
 
 def _flags() -> tuple[str, ...]:
+    """Those for this machine."""
     return (*_FLAGS, *_INSTRUCTION_SETS.get(torch.backends.cpu.get_cpu_capability(), ()))
 
 
-def _key() -> str:
+def _key(flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    for part in (*_flags(), torch.__version__, platform.machine(), platform.system()):
+    for part in (*flags, torch.__version__, platform.machine(), platform.system()):
         digest.update(f"{part}\n".encode())
     for name in _FILES:
         digest.update((Path(__file__).parent / name).read_bytes())
@@ -146,3 +180,8 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    build_all(Path(sys.argv[1]) if len(sys.argv) > 1 else PREBUILT)

@@ -20,6 +20,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "int8.h"
+#include "sampling.h"
 
 namespace {
 
@@ -239,6 +240,84 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rotate(const at::Tensor& qkv_, co
   return {by_head.narrow(1, 0, heads), by_head.narrow(1, heads, kv_heads), by_head.narrow(1, heads + kv_heads, kv_heads)};
 }
 
+// A linear layer of a stack: weights, scales, bias.
+at::Tensor linear_of(const at::Tensor& x, at::TensorList parameters, int64_t out_features) {
+  return linear_int8(x, parameters[0], parameters[1], parameters[2], out_features);
+}
+
+// x + y, in x.
+void add_to(at::Tensor& x, const at::Tensor& y) {
+  auto* sum = x.mutable_data_ptr<float>();
+  const auto* more = y.const_data_ptr<float>();
+  for_pieces(x.numel(), 32768, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) sum[i] += more[i];
+  });
+}
+
+// Decoder layers, x = x + attention(norm(x)), then x = x + feed_forward(norm(x)). hidden: [1, T, size]. Per layer
+//   14 parameters: norm, three of queries, keys and values in one, three of the output, norm, three of gate and up in
+//   one, three of down (each weights, scales, bias);
+//   8 sizes: heads, kv_heads, window, whether gelu and not silu, outputs of the four linear layers;
+//   4 factors: eps of the norms, scale and softcap of attention.
+at::Tensor run_layers(const at::Tensor& hidden, const at::Tensor& cosine, const at::Tensor& sine,
+                      at::TensorList parameters, at::IntArrayRef sizes, at::ArrayRef<double> factors,
+                      at::TensorList key_caches, at::TensorList value_caches, const at::Tensor& slots,
+                      const at::Tensor& spans, const at::Tensor& context, const at::Tensor& visible,
+                      const at::Tensor& ancestors) {
+  at::Tensor x = at::empty(hidden.sizes(), hidden.options());
+  const at::Tensor source = hidden.contiguous();
+  std::memcpy(x.mutable_data_ptr<float>(), source.const_data_ptr<float>(), x.numel() * sizeof(float));
+  for (size_t layer = 0; layer < key_caches.size(); ++layer) {
+    const at::TensorList own = parameters.slice(14 * layer, 14);
+    const at::IntArrayRef size = sizes.slice(8 * layer, 8);
+    const at::ArrayRef<double> factor = factors.slice(4 * layer, 4);
+    const at::Tensor projected = linear_of(rms_norm(x, own[0], factor[0]), own.slice(1, 3), size[4]);
+    const auto [query, key, value] = rotate(projected, cosine, sine, size[0], size[1]);
+    const at::Tensor attended =
+        attend(query, key, value, key_caches[layer], value_caches[layer], slots, spans, context, visible, ancestors,
+               factor[2], size[2], factor[3], std::nullopt);
+    add_to(x, linear_of(attended.flatten(2), own.slice(4, 3), size[5]));
+    const at::Tensor both = linear_of(rms_norm(x, own[7], factor[1]), own.slice(8, 3), size[6]);
+    add_to(x, linear_of(size[3] ? gate<gelu_tanh>(both) : gate<silu>(both), own.slice(11, 3), size[7]));
+  }
+  return x;
+}
+
+// Truncates rows of logits in place. options: float64 [rows, 4]: temperature (0 leaves the row as it is), top_k (0 is
+// off), top_p, min_p.
+void truncate_rows(at::Tensor logits, const at::Tensor& options) {
+  TORCH_CHECK(logits.is_contiguous() && options.is_contiguous(), "rows and options must lie together");
+  const int64_t rows = logits.size(0), size = logits.size(1);
+  auto* data = logits.mutable_data_ptr<float>();
+  const auto* wanted = options.const_data_ptr<double>();
+  for_pieces(rows, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch;
+    for (int64_t row = begin; row < end; ++row) {
+      const double* values = wanted + 4 * row;
+      sampling::truncate(data + row * size, size, {values[0], values[1], values[2], values[3]}, scratch);
+    }
+  });
+}
+
+// The `count` highest of row + Gumbel noise per row, and their scores; starts: int64 [rows], where the noise of each
+// begins.
+std::tuple<at::Tensor, at::Tensor> top_rows(const at::Tensor& logits_, const at::Tensor& starts, int64_t count) {
+  const at::Tensor logits = logits_.contiguous();
+  const int64_t rows = logits.size(0), size = logits.size(1);
+  at::Tensor tokens = at::empty({rows, count}, starts.options());
+  at::Tensor scores = at::empty({rows, count}, logits.options().dtype(at::kDouble));
+  const auto* data = logits.const_data_ptr<float>();
+  const auto* noise = starts.const_data_ptr<int64_t>();
+  auto* token_data = tokens.mutable_data_ptr<int64_t>();
+  auto* score_data = scores.mutable_data_ptr<double>();
+  for_pieces(rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      sampling::top(data + row * size, size, static_cast<uint64_t>(noise[row]), count, token_data + row * count,
+                    score_data + row * count);
+  });
+  return {tokens, scores};
+}
+
 }  // namespace
 
 TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
@@ -255,6 +334,12 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
   library.def("gate_gelu_tanh(Tensor x) -> Tensor");
   library.def(
       "rotate(Tensor qkv, Tensor cosine, Tensor sine, int heads, int kv_heads) -> (Tensor, Tensor, Tensor)");
+  library.def(
+      "run_layers(Tensor hidden, Tensor cosine, Tensor sine, Tensor[] parameters, int[] sizes, float[] factors, "
+      "Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor slots, Tensor spans, Tensor context, Tensor visible, "
+      "Tensor ancestors) -> Tensor");
+  library.def("truncate_rows(Tensor(a!) logits, Tensor options) -> ()");
+  library.def("top_rows(Tensor logits, Tensor starts, int count) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
@@ -265,4 +350,7 @@ TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("gate_silu", gate<silu>);
   library.impl("gate_gelu_tanh", gate<gelu_tanh>);
   library.impl("rotate", rotate);
+  library.impl("run_layers", run_layers);
+  library.impl("truncate_rows", truncate_rows);
+  library.impl("top_rows", top_rows);
 }

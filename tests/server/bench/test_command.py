@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from engine.errors import RequestFailed
+from engine.outputs import StepPart, StepStats
+from server.app import AppSettings
 from server.bench import local, plan
 from server.cli import main
 from server.config import OPTIONS
@@ -38,6 +41,58 @@ def engine(**fields: Any) -> FakeEngine:
 def figures(path: Path) -> dict[str, Any]:
     read: dict[str, Any] = json.loads(path.read_text())
     return read
+
+
+def test_where_a_servers_time_goes_is_read_from_its_metrics(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve(engine())
+    steps = StepStats(num_target_forwards=1, part_seconds={StepPart.FORWARD: 0.75, StepPart.SAMPLE: 0.25})
+    served.engine.listeners[0](steps)
+
+    def answer(prompt: Any, params: Any) -> bytes:
+        served.engine.listeners[0](steps)
+        return b"to be or not to be"
+
+    served.engine.answer = answer
+    file = tmp_path / "figures.json"
+    assert main(["bench", "--url", served.url, "--quiet", "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"part of a step +ms +share\n  commands +0.00 +0.0%\n", out)
+    assert re.search(r"\n  forward +750.00 +75.0%\n  sample +250.00 +25.0%\n", out)
+    [measured] = figures(file)["measured"]
+    assert measured["steps"]["steps"] == 4
+    assert measured["steps"]["seconds"] == dict.fromkeys(StepPart, 0.0) | {"forward": 3.0, "sample": 1.0}
+    assert main(["bench", "--url", served.url, "--quiet", "--paired", "--warmup", "0"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"part of a step +speculation ms +share +plain ms +share\n", out)
+    assert re.search(r"\n  forward +750.00 +75.0% +750.00 +75.0%\n", out)
+
+
+def test_a_trace_is_asked_for_while_something_runs(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve(engine(), settings=AppSettings(profiling=True))
+    flags = ["--quiet", "--warmup", "0", "--concurrency", "2", "--num-prompts", "3"]
+    trace = ["--profile", str(tmp_path / "trace.json"), "--profile-steps", "5"]
+    assert main(["bench", "--url", served.url, *flags, *trace]) == 0
+    assert json.loads((tmp_path / "trace.json").read_text()) == {"traceEvents": [], "steps": 5}
+    assert len(served.engine.requests) >= 3 + 2
+    assert "2 at once: 3 of 3 answers" in capsys.readouterr().out
+
+
+def test_a_server_that_makes_no_traces_is_told_after_the_report(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve(engine())
+    flags = ["--quiet", "--profile", str(tmp_path / "trace.json")]
+    assert main(["bench", "--url", served.url, *flags]) == 1
+    captured = capsys.readouterr()
+    assert "1 at once: 4 of 4 answers" in captured.out
+    assert captured.err == (
+        f"outrider: {served.url}/profile answers 404: for a trace start the server with --profiling\n"
+    )
+    assert not (tmp_path / "trace.json").exists()
 
 
 def test_a_running_server_is_measured_at_every_load(
@@ -234,16 +289,23 @@ def test_a_server_of_its_own_is_started_measured_and_ended(
     file = tmp_path / "figures.json"
     settings = ["--model", str(save_tiny(tmp_path / "tiny")), "--offline", "--num-kv-blocks", "64"]
     flags = ["--max-tokens", "8", "--ignore-eos", "--quiet", "--json", str(file), "--num-prompts", "3"]
+    flags += ["--profile", str(tmp_path / "trace.json"), "--profile-steps", "4"]
     assert main(["bench", *settings, "--cache-dir", str(tmp_path), "--paired", *flags]) == 0
     captured = capsys.readouterr()
     assert "3 of 3 pairs answered" in captured.out
     assert "texts that differ: 0 of 3" in captured.out
     assert "starting outrider serve --no-prefix-caching --model=" in captured.err
+    assert re.search(r"part of a step +speculation ms +share +plain ms +share\n", captured.out)
     written = figures(file)
     assert written["settings"]["prefix_caching"] is False
     [compared] = written["compared"]
     assert compared["summary"]["candidate"]["num_output_tokens"] == 24
     assert compared["summary"]["candidate"]["num_cached_tokens"] == 0
+    assert [steps["seconds"]["forward"] > 0 for steps in compared["steps"]] == [True, True]
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    regions = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    assert {*StepPart} <= {*regions}
+    assert regions.count("forward") == 4
 
 
 def test_a_server_of_its_own_that_does_not_start_says_why(

@@ -4,6 +4,7 @@ from server.bench.divergence import Divergence
 from server.bench.load import Run
 from server.bench.measuring import Compared, Measured, Outcome
 from server.bench.paired import Pair, PairedRun, summarize_pairs
+from server.bench.parts import StepTime
 from server.bench.records import DraftCounts, Record
 from server.bench.report import as_text
 from server.bench.summary import summarize
@@ -45,6 +46,36 @@ def test_a_run() -> None:
   chat        1             10.0        0.50            1.50
 """
     )
+
+
+def test_where_the_time_went() -> None:
+    run = Run((answer("a", 0.1, None),), 2.0)
+    steps = StepTime(10, {"build": 0.1, "forward": 0.3})
+    text = as_text(Outcome(("h",), measured=(Measured(run, summarize("1 at once", 1, run), steps),)))
+    assert text.endswith(
+        """\
+  part of a step     ms   share
+  build           10.00   25.0%
+  forward         30.00   75.0%
+  all             40.00  100.0%
+"""
+    )
+
+
+def test_where_the_time_went_in_two_ways_of_which_one_tells() -> None:
+    run = PairedRun((Pair(answer("a", 0.1, None), answer("a", 0.1, None)),), 1.0, 1.0)
+    summary = summarize_pairs("1 at once, in pairs", 1, run, 0)
+    ours, theirs = StepTime(2, {"build": 0.1, "forward": 0.1}), StepTime(0, {"build": 0.0, "forward": 0.0})
+    text = as_text(Outcome(("a", "b"), compared=(Compared(run, summary, (), (ours, theirs)),)))
+    assert "  part of a step    a ms   share\n  build            50.00   50.0%\n" in text
+    told = (ours, StepTime(1, ours.seconds))
+    text = as_text(Outcome(("a", "b"), compared=(Compared(run, summary, (), told),)))
+    assert text.splitlines()[-4:] == [
+        "  part of a step    a ms   share    b ms   share",
+        "  build            50.00   50.0%  100.00   50.0%",
+        "  forward          50.00   50.0%  100.00   50.0%",
+        "  all             100.00  100.0%  200.00  100.0%",
+    ]
 
 
 def test_a_run_of_failures() -> None:

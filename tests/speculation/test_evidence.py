@@ -1,0 +1,41 @@
+import pytest
+
+from engine.speculation.evidence import MEMORY, PRIORS, ROW_COST, Rate, level_of, pays
+
+
+def test_a_rate_starts_at_its_prior_and_follows_what_is_seen() -> None:
+    rate = Rate(0.5)
+    assert rate.value == 0.5
+    values = []
+    for _ in range(30):
+        rate.note(False)
+        values.append(rate.value)
+    assert values == sorted(values, reverse=True)
+    assert 0 < values[-1] < ROW_COST
+
+
+def test_a_rate_forgets() -> None:
+    """After as many observations as it remembers a change of mood shows."""
+    rate = Rate(0.5)
+    for _ in range(1000):
+        rate.note(False)
+    for _ in range(int(MEMORY)):
+        rate.note(True)
+    assert rate.value > 0.4
+
+
+@pytest.mark.parametrize(
+    ("length", "level"), [(1, 0), (2, 1), (3, 1), (4, 2), (8, 3), (16, 4), (31, 4), (32, 5), (1000, 5)]
+)
+def test_levels_double(length: int, level: int) -> None:
+    assert level_of(length) == level < len(PRIORS)
+
+
+def test_a_node_pays_while_it_raises_tokens_per_time() -> None:
+    def speed(probabilities: list[float]) -> float:
+        return (1 + sum(probabilities)) / (1 + ROW_COST * len(probabilities))
+
+    for taken in ([], [0.9], [0.9, 0.8, 0.7], [0.3] * 9):
+        for probability in (0.01, 0.1, 0.119, 0.121, 0.2, 0.5, 1.0):
+            better = speed([*taken, probability]) > speed(taken)
+            assert pays(probability, 1 + sum(taken), len(taken)) == better
