@@ -55,8 +55,12 @@ def fuse_layers(module: nn.Module, operators: CpuOperators) -> tuple[FusedPart, 
         module: A float32 model on a CPU with its plain weights.
         operators: The C++ operators.
     """
-    parts = []
-    for path, child in [(path, child) for path, child in module.named_modules() if path]:
+    parts: list[FusedPart] = []
+    # By name: a list of the layers would keep the replaced ones and their weights until the end.
+    for path in [path for path, _ in module.named_modules() if path]:
+        if any(path.startswith(f"{part.path}.") for part in parts):
+            continue
+        child = module.get_submodule(path)
         for make in (fused_norm, fused_mlp, fused_attention):
             if (fused := make(child, operators)) is not None:
                 module.set_submodule(path, fused)

@@ -46,7 +46,9 @@ def merge_linear(layers: Sequence[nn.Linear]) -> nn.Linear | None:
 
 def merge_groups(module: nn.Module) -> None:
     """Merges every group inside `module` in place, one at a time, so that memory stays low."""
-    for parent in list(module.modules()):
+    # By name: a list of the layers would keep the replaced ones and their weights until the end.
+    for path in [path for path, _ in module.named_modules()]:
+        parent = module.get_submodule(path)
         for name, parts in _GROUPS.items():
             layers = find_linears(parent, parts)
             if layers is None or name in dict(parent.named_children()):

@@ -72,8 +72,8 @@ def pack_linear_layers(module: nn.Module, packer: LinearPacker, *, strict: bool 
     """
     merge_groups(module)
     packed = []
-    for name, layer in linear_layers(module):
-        weight, bias = _weight_and_bias(layer)
+    for name in _linear_layers(module):
+        weight, bias = _weight_and_bias(module.get_submodule(name))
         if (reason := packer.refuses(weight)) is None:
             # Through the protocol's eyes it is a layer; torch wants to see a module.
             replacement = packer.pack(weight, bias)
@@ -91,20 +91,25 @@ def pack_linear_layers(module: nn.Module, packer: LinearPacker, *, strict: bool 
     return tuple(packed)
 
 
-def linear_layers(module: nn.Module) -> list[tuple[str, nn.Linear | Conv1D]]:
-    """The linear layers that can be packed, the largest first."""
+def _linear_layers(module: nn.Module) -> list[str]:
+    """The names of the linear layers that can be packed, the largest first.
+
+    Names and not layers: a list of those would keep all plain weights until the last layer is packed.
+    """
     # Exactly these classes: a subclass may do more in its forward than multiply.
-    found = [(name, layer) for name, layer in module.named_modules() if type(layer) in (nn.Linear, Conv1D)]
-    return sorted(found, key=lambda entry: -entry[1].weight.numel())
+    sizes = {
+        name: layer.weight.numel()
+        for name, layer in module.named_modules()
+        if type(layer) in (nn.Linear, Conv1D)
+    }
+    return sorted(sizes, key=lambda name: -sizes[name])
 
 
 def restore_linear_layer(
     module: nn.Module, name: str, packer: LinearPacker, stored: Mapping[str, torch.Tensor]
 ) -> None:
     """Puts a packed layer of stored tensors where a linear layer without weights stands."""
-    layer = module.get_submodule(name)
-    assert isinstance(layer, nn.Linear | Conv1D)
-    rows, columns = _weight_and_bias(layer)[0].shape
+    rows, columns = _weight_and_bias(module.get_submodule(name))[0].shape
     replacement = packer.restore((rows, columns), stored)
     assert isinstance(replacement, nn.Module)
     module.set_submodule(name, replacement)
@@ -116,7 +121,8 @@ def largest_magnitude(weight: torch.Tensor) -> float:
     return max(-smallest, biggest)
 
 
-def _weight_and_bias(layer: nn.Linear | Conv1D) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _weight_and_bias(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+    assert isinstance(layer, nn.Linear | Conv1D)
     weight = (layer.weight if isinstance(layer, nn.Linear) else layer.weight.T).detach()
     return weight, None if layer.bias is None else layer.bias.detach()
 

@@ -1,11 +1,17 @@
+import weakref
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
 
 from engine.errors import StartupError
-from engine.model.linear import Float16Packer, packed_fp16_unavailable
+from engine.model.fusion import fuse_layers
+from engine.model.linear import Float16Packer, PackedLinear, packed_fp16_unavailable
 from engine.model.merging import LinearPart, MergedLinear, merge_linear
 from engine.model.packing import NarrowEmbedding, narrow_embeddings, pack_linear_layers
+from tests.operators import need_operators
+from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(packed_fp16_unavailable() is not None, reason="no FBGEMM on this machine")
 
@@ -116,3 +122,42 @@ class Scaled(nn.Embedding):
 def test_an_embedding_that_does_more_than_look_up_stays() -> None:
     module = nn.Sequential(Scaled(4, 4), nn.Embedding(4, 4, max_norm=1.0))
     assert narrow_embeddings(module.requires_grad_(False)) == ()
+
+
+@pytest.mark.parametrize("with_operators", [False, True])
+def test_plain_weights_are_freed_while_others_are_packed(with_operators: bool) -> None:
+    module = tiny_model("llama", num_hidden_layers=6)
+    if with_operators:
+        fuse_layers(module, need_operators())
+    living: list[weakref.ref[torch.Tensor]] = []
+    seen: list[int] = []
+
+    class Watching(Float16Packer):
+        def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+            if not living:  # By now what reads the same input has been merged.
+                living.extend(weakref.ref(weight) for weight in module.parameters())
+            seen.append(sum(reference() is not None for reference in living))
+            return super().pack(weight, bias)
+
+    pack_linear_layers(module, Watching())
+    # One less at each layer; the loop still holds the last one while it takes up the next.
+    assert seen[0] - seen[-1] >= len(seen) - 2
+    assert all(before - after <= 2 for before, after in pairwise(seen))
+
+
+def test_a_part_that_is_fused_leaves_nothing_of_the_one_it_replaces() -> None:
+    module = tiny_model("llama", num_hidden_layers=6)
+    gone = [weakref.ref(layer.mlp.gate_proj.weight) for layer in module.model.layers]
+    left = []
+
+    class Operators:
+        """Notes at each norm how many of the layers' weights are still there."""
+
+        def __getattr__(self, name: str) -> object:
+            left.append(sum(reference() is not None for reference in gone))
+            return getattr(need_operators(), name)
+
+    fuse_layers(module, Operators())  # type: ignore[arg-type]
+    assert left[0] == 6
+    assert left[-1] == 0
+    assert len(set(left)) > 4

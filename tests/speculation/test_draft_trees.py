@@ -37,6 +37,7 @@ def static(*widths: int) -> Gardener:
 GARDENERS: dict[str, Callable[[], Gardener]] = {
     "static": lambda: static(3, 2, 1, 1),
     "wide": lambda: static(5, 3),
+    "deep": lambda: static(2, 1, 1, 1, 1, 1, 1, 1),
     "sequoia": lambda: SequoiaGardener(12, 5),
     "dynamic": lambda: DynamicGardener(14, 4, 3),
 }
@@ -65,8 +66,15 @@ def expected_children(plain: PreTrainedModel, text: Text, path: tuple[int, ...],
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, RATIO], ids=["greedy", "coupled", "ratio rule"])
-@pytest.mark.parametrize("gardener", ["static", "wide", "sequoia"])
-@pytest.mark.parametrize("arch", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize(
+    ("arch", "gardener"),
+    [
+        *((arch, gardener) for arch in ("llama", "mistral", "gpt2") for gardener in ("static", "sequoia")),
+        ("llama", "wide"),
+        # Deeper than the window: a node's first ancestors lie outside of it, by positions and not by slots.
+        ("mistral", "deep"),
+    ],
+)
 def test_any_history_of_verdicts_leaves_the_trees_right(
     arch: str, gardener: str, params: SamplingParams
 ) -> None:
@@ -194,8 +202,8 @@ def test_short_room_costs_levels(runner: RecordingRunner, gardener: str, max_dep
     text = Text("a", random_tokens(6, 1), Blocks())
     request = replace(text.ask(14), max_depth=max_depth)
     [tree] = propose(make_drafter(runner, gardener=GARDENERS[gardener]()), request)
-    assert max(tree.depths()) == min(max_depth, max(tree.depths()))
-    assert len(tree) >= 3 if max_depth > 1 or gardener != "sequoia" else len(tree) >= 1
+    assert max(tree.depths()) <= max_depth
+    assert len(tree.children(0)) > 1
 
 
 @pytest.mark.parametrize("gardener", GARDENERS)
