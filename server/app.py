@@ -1,12 +1,13 @@
 """The HTTP application."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.middleware import Middleware
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from engine.client import EngineClient
 from engine.sampling_params import MAX_LOGPROBS
@@ -108,17 +109,19 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
     ]
     if settings.profiling:
         routers.append(profile_router(engine))
-    routes = [*app.routes, *(route for router in routers for route in router.routes)]
-    metrics.watch_routes(
-        (route.path_format, method)
-        for route in routes
-        if isinstance(route, Route)
-        for method in route.methods or ()
-    )
+    metrics.watch_routes(_paths([app.router, *routers]))
     for router in routers:
         app.include_router(router)
     app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
     return app
+
+
+def _paths(routers: Sequence[Router]) -> Iterator[tuple[str, str]]:
+    """Path and method of everything that is served."""
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, Route):
+                yield from ((route.path_format, method) for method in route.methods or ())
 
 
 def _schema(app: FastAPI) -> dict[str, object]:

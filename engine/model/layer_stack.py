@@ -32,17 +32,19 @@ class LayerStack(nn.Module):
         x = x + attention(norm(x));  x = x + feed_forward(norm(x))
 
     Args:
-        layers: The parts of each layer, in order.
+        layers: The decoder layers; they stay its children, though it never calls them.
+        parts: Those of each layer, in order.
         operators: The C++ operators.
     """
 
-    def __init__(self, layers: Sequence["LayerParts"], operators: CpuOperators) -> None:
+    def __init__(self, layers: nn.ModuleList, parts: Sequence["LayerParts"], operators: CpuOperators) -> None:
         super().__init__()
+        self.layers = layers
         self._run = operators.run_layers
-        self._layers = tuple(parts.attention.settings.layer for parts in layers)
-        self._parameters_in_order = [tensor for parts in layers for tensor in parts.parameters()]
-        self._sizes = [size for parts in layers for size in parts.sizes()]
-        self._factors = [factor for parts in layers for factor in parts.factors()]
+        self._numbers = tuple(each.attention.settings.layer for each in parts)
+        self._tensors = [tensor for each in parts for tensor in each.parameters()]
+        self._sizes = [size for each in parts for size in each.sizes()]
+        self._factors = [factor for each in parts for factor in each.factors()]
 
     def forward(
         self,
@@ -53,16 +55,16 @@ class LayerStack(nn.Module):
         **_: object,
     ) -> torch.Tensor:
         """As transformers calls a decoder layer: float32 [1, T, hidden_size], both ways."""
-        outrider.layers_seen.update(self._layers)
+        outrider.layers_seen.update(self._numbers)
         # Models are stacked for the C++ operators, which no other backend goes with.
         plan = cast("CpuPlan", outrider.plan)
         result: torch.Tensor = self._run(
             hidden_states,
             *position_embeddings,
-            self._parameters_in_order,
+            self._tensors,
             self._sizes,
             self._factors,
-            *plan.tables(self._layers),
+            *plan.tables(self._numbers),
         )
         return result
 
@@ -141,7 +143,7 @@ def stack_layers(module: PreTrainedModel, shapes: tuple[LayerShape, ...], operat
         return False
     backend, tokens = CpuAttention(operators), [(index * 37 + 11) % 97 for index in range(_NUM_TOKENS)]
     expected = paged_logits(module, shapes, backend, tokens)
-    module.set_submodule(name, nn.ModuleList([LayerStack(complete, operators)]))
+    module.set_submodule(name, nn.ModuleList([LayerStack(layers, complete, operators)]))
     if torch.equal(paged_logits(module, shapes, backend, tokens), expected):
         logger.info("%d decoder layers run as one operator", len(layers))
         return True

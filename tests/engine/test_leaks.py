@@ -79,7 +79,9 @@ def random_params(rng: random.Random, method: str) -> SamplingParams:
         prompt_logprobs=rng.choice([None, None, 0]),
         speculation=SpeculationParams(
             enabled=rng.random() < 0.9,
-            acceptance=rng.choice([*match, Acceptance.MATCH if method == "ngram" else Acceptance.REJECTION]),
+            acceptance=rng.choice(
+                [*match, Acceptance.MATCH if method in ("ngram", "suffix") else Acceptance.REJECTION]
+            ),
         ),
     )
 

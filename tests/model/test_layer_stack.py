@@ -110,6 +110,6 @@ def test_a_layer_that_did_not_attend_is_noticed() -> None:
     assert isinstance(attention, FusedAttention)
     assert stack_layers(module, shapes, need_operators())
     stack = next(child for child in module.modules() if isinstance(child, LayerStack))
-    stack._layers = stack._layers[:1]
+    stack._numbers = stack._numbers[:1]
     with pytest.raises((RuntimeError, IndexError)):
         answers(module, shapes)

@@ -252,7 +252,7 @@ def test_probes_and_documentation(speculative: Command) -> None:
 
 
 def test_the_start_log_says_what_was_chosen(speculative: Command) -> None:
-    for said in ("float32 on cpu", "kv cache", "draft", "256"):
+    for said in ("weights on cpu", "kv cache", "draft", "256"):
         assert said in speculative.log, speculative.log
 
 

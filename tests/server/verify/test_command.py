@@ -109,7 +109,10 @@ def test_no_server_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None
         (["--url", "127.0.0.1"], "--url: 127.0.0.1 must start with http:// or https://"),
         (["--url", "http://a", "--methods", "ngram"], "--methods is for engines in this process"),
         (["--url", "http://a", "--model", "x"], "--model is a setting of the engines that are built"),
-        (["--methods", "eagle9"], "--methods: there is no 'eagle9'; there are none, ngram, draft_model"),
+        (
+            ["--methods", "eagle9"],
+            "--methods: there is no 'eagle9'; there are none, ngram, suffix, draft_model",
+        ),
         (["--methods", "none"], "without speculation there is nothing to verify"),
         (["--speculation", "none"], "without speculation there is nothing to verify"),
         (["--methods", "ngram", "--speculation", "ngram"], "both name the method"),

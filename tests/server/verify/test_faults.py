@@ -1,6 +1,6 @@
 """A sound engine passes whole; each planted fault is found, by the row that should find it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -30,10 +30,11 @@ def test_a_sound_engine_has_no_fault(method: str) -> None:
     assert {row.verdict for row in outcome.texts} == {Verdict.EQUAL}
     assert max(row.logprob_difference or 0 for row in outcome.texts) < 1e-5
     assert len({row.case for row in outcome.texts}) == 19
+    # A lookup draws nothing, so that only match verifies it.
+    rules = ("match", "rejection", "block") if method == "draft_model" else ("match",)
     assert {(row.method, row.rule) for row in outcome.texts} == {
         ("plain", ""),
-        (method, "match"),
-        (method, "rejection"),
+        *((method, rule) for rule in rules),
     }
     # A tiny model does not repeat itself, so lookup may find nothing to draft there.
     fine = {Verdict.HOLDS} if method == "draft_model" else {Verdict.HOLDS, Verdict.NO_DRAFTS}
@@ -46,8 +47,11 @@ def test_a_sound_engine_has_no_fault(method: str) -> None:
     assert "FAULT:" not in text
 
 
-def accept_all(tree: TokenTree, choices: Sequence[int]) -> tuple[int, ...]:
-    return tuple(range(1, len(tree) + 1))
+def accept_all(
+    tree: TokenTree, choices: Mapping[int, int], accepted: tuple[int, ...] = ()
+) -> tuple[tuple[int, ...], int | None]:
+    nodes = tuple(range(1, len(tree) + 1))
+    return nodes, choices.get(nodes[-1] if nodes else 0)
 
 
 def test_a_verifier_that_accepts_everything_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,14 +112,16 @@ def test_a_false_claim_of_how_tokens_were_drawn_is_found_by_the_distribution_alo
     outcome = verify_all([EngineSubject(engine, 40, "float32")], plan("--seeds", "400"), "tiny")
     assert {row.verdict for row in outcome.texts} == {Verdict.EQUAL}
     verdicts = {row.rule: row.verdict for row in outcome.laws}
-    assert verdicts == {"match": Verdict.HOLDS, "rejection": Verdict.FAULT}
+    assert verdicts == {"match": Verdict.HOLDS, "rejection": Verdict.FAULT, "block": Verdict.FAULT}
 
 
 def test_an_engine_that_breaks_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(tree: TokenTree, choices: Sequence[int]) -> tuple[int, ...]:
+    def broken(
+        tree: TokenTree, choices: Mapping[int, int], accepted: tuple[int, ...] = ()
+    ) -> tuple[tuple[int, ...], int | None]:
         if len(tree):
             raise RuntimeError("no such node")
-        return ()
+        return (), choices.get(0)
 
     monkeypatch.setattr(sampler, "follow_choices", broken)
     outcome = run("--rules", "match")
