@@ -71,7 +71,7 @@ def expected_children(plain: PreTrainedModel, text: Text, path: tuple[int, ...],
     [
         *((arch, gardener) for arch in ("llama", "mistral", "gpt2") for gardener in ("static", "sequoia")),
         ("llama", "wide"),
-        # Deeper than the window, so that a node's first ancestors lie outside of it: by positions, not by slots.
+        # Deeper than the window: a node's first ancestors lie outside of it, by positions and not by slots.
         ("mistral", "deep"),
     ],
 )
