@@ -82,7 +82,7 @@ class Bench:
         for tensor in (*cache.keys, *cache.values):
             tensor.normal_()  # Also so that no page is touched for the first time while it is timed.
         self._runner = ModelRunner(model.module, cache, choose_backend(model.operators), model.vocab_size)
-        self._sampler = Sampler()
+        self._sampler = Sampler(model.operators)
 
     def step(self, case: Case) -> Spent:
         """Makes one."""
