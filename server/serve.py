@@ -1,12 +1,14 @@
 """The composition root: builds engine, metrics and app from the settings and runs them until a signal."""
 
 import logging
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
-from engine.factory import build_engine
+from engine.factory import Engine, build_engine
 from server import __version__
 from server.app import AppSettings, create_app
 from server.config import LoadedConfig
@@ -53,9 +55,30 @@ def serve(loaded: LoadedConfig) -> None:
         run_app(app, listener, http.shutdown_grace_seconds, refuse_new_requests)
 
 
+def _built(config: EngineConfig) -> Engine:
+    """Builds the engine, in a thread that ends with it.
+
+    OpenMP keeps workers for each thread that has computed something. With those of the main thread beside the
+    engine thread's there would be more than cores, and none would wait awake for the next operator: a step of
+    a small model would take half as long again.
+    """
+    future: Future[Engine] = Future()
+
+    def build() -> None:
+        try:
+            future.set_result(build_engine(config))
+        except BaseException as error:  # Whatever it is, it is raised where it is waited for.
+            future.set_exception(error)
+
+    thread = threading.Thread(target=build, name="outrider-start", daemon=True)
+    thread.start()
+    thread.join()
+    return future.result()
+
+
 @contextmanager
 def _running_engine(config: EngineConfig) -> Iterator[AsyncEngine]:
-    built = build_engine(config)
+    built = _built(config)
     engine = AsyncEngine(built.core, built.model, built.tokenizer)
     engine.start()
     try:
