@@ -8,9 +8,10 @@ import torch
 from engine.sampling.logits import process_logits
 from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, uniform_rows
-from engine.sampling.sampler import DraftToken, SampledRun, Sampler, SamplingTask, draw_tokens
+from engine.sampling.sampler import SampledRun, Sampler, SamplingTask
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.token_tree import EMPTY_TREE, Proposal, TokenTree
+from tests.sampling.drafts import DraftToken, draw_tokens
 
 VOCAB = 12
 EOS = frozenset({11})

@@ -8,9 +8,10 @@ import torch
 from engine.sampling.logits import process_logits
 from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream
-from engine.sampling.sampler import Sampler, choose_tokens, draw_tokens
+from engine.sampling.sampler import Sampler, choose_tokens
 from engine.sampling_params import SamplingParams, SpeculationParams
 from engine.token_tree import Proposal, TokenTree
+from tests.sampling.drafts import draw_tokens
 from tests.sampling.table_model import (
     DRAFT,
     DRAFTERS,

@@ -7,9 +7,10 @@ import torch
 
 from engine.sampling.logprobs import row_logprobs
 from engine.sampling.noise import NoiseKey, Stream
-from engine.sampling.sampler import Sampler, SamplingTask, choose_tokens, draw_tokens
+from engine.sampling.sampler import Sampler, SamplingTask, choose_tokens
 from engine.sampling_params import SamplingParams
 from engine.token_tree import EMPTY_TREE, TokenTree
+from tests.sampling.drafts import draw_tokens
 from tests.sampling.table_model import (
     DRAFT,
     DRAFTERS,
