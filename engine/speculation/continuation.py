@@ -25,6 +25,19 @@ class GrowthRules:
     is_tree: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the step leaves to a draft.
+
+    Attributes:
+        budget: Nodes at most.
+        num_requests: How many share the step.
+    """
+
+    budget: int
+    num_requests: int = 1
+
+
 @dataclass(slots=True)
 class _Level:
     """The children of a node, seen from its longest matches down to those of one level.
@@ -82,7 +95,7 @@ def grow(
     places: Sequence[Occurrence],
     rates: Sequence[Rate],
     rules: GrowthRules,
-    budget: int,
+    room: Room,
     ends: Collection[int],
 ) -> TokenTree:
     """The tree of likeliest continuations, node by node until one no longer pays.
@@ -94,7 +107,7 @@ def grow(
         places: Longest match first.
         rates: Per level, how often the next token was among those seen.
         rules: Limits.
-        budget: Nodes at most.
+        room: For nodes.
         ends: Ids behind which nothing is drafted.
     """
     tokens: list[int] = []
@@ -104,11 +117,11 @@ def grow(
     waiting: list[tuple[float, int, _Candidate]] = []
     number = count()
     node = _Candidate(1.0, 0, (), places)
-    while len(tokens) < budget:
+    while len(tokens) < room.budget:
         if not node.path or node.path[-1] not in ends:
             for child in _children(node, len(tokens), rates, rules):
                 heappush(waiting, (-child.probability, next(number), child))
-        if not waiting or not pays(-waiting[0][0], expected, len(tokens)):
+        if not waiting or not pays(-waiting[0][0], expected, len(tokens), room.num_requests):
             break
         node = heappop(waiting)[2]
         tokens.append(node.path[-1])

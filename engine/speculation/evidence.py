@@ -55,12 +55,17 @@ def new_rates() -> list[Rate]:
     return [Rate(prior) for prior in PRIORS]
 
 
-def pays(probability: float, expected_tokens: float, num_nodes: int) -> bool:
+def pays(probability: float, expected_tokens: float, num_nodes: int, num_requests: int) -> bool:
     """Whether one more draft node raises the tokens per time of a step.
+
+    The other requests of the step are taken to be like this one. The more of them share the step, the less of
+    it is the reading of weights, and the surer a node has to be.
 
     Args:
         probability: That the node is accepted.
-        expected_tokens: Tokens the step commits without it: 1 and the probabilities of its nodes.
-        num_nodes: Nodes the step has without it.
+        expected_tokens: Tokens the request gets without it: 1 and the probabilities of its nodes.
+        num_nodes: Nodes the request has without it.
+        num_requests: How many the step serves.
     """
-    return probability * (1 + ROW_COST * num_nodes) > ROW_COST * expected_tokens
+    num_rows = num_requests * (1 + num_nodes)
+    return probability * (1 + ROW_COST * (num_rows - 1)) > ROW_COST * num_requests * expected_tokens

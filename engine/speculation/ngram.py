@@ -54,7 +54,10 @@ class NgramSpeculator:
 
     def propose(self, context: ProposalContext) -> list[TokenTree]:
         """See Speculator."""
-        return [self._propose(request) if request.budget > 0 else EMPTY_TREE for request in context.requests]
+        return [
+            self._propose(request, len(context.requests)) if request.budget > 0 else EMPTY_TREE
+            for request in context.requests
+        ]
 
     def num_computed_tokens(self, request_id: str) -> int:
         """0: there is no cache."""
@@ -64,13 +67,14 @@ class NgramSpeculator:
         """Drops the request's index and record."""
         self._readers.pop(request_id, None)
 
-    def _propose(self, request: DraftRequest) -> TokenTree:
+    def _propose(self, request: DraftRequest, num_requests: int) -> TokenTree:
         reader = self._readers.get(request.request_id)
         if reader is None or reader.num_read > len(request.token_ids):
             prompt = request.token_ids[: request.num_prompt_tokens]
             reader = self._readers[request.request_id] = _Reader(self._sizes, prompt)
         reader.read(request.token_ids[reader.num_read :])
-        return TokenTree.chain(reader.draft(request.budget, ending_ids(request, self._eos_token_ids)))
+        ends = ending_ids(request, self._eos_token_ids)
+        return TokenTree.chain(reader.draft(request.budget, num_requests, ends))
 
 
 def ending_ids(request: DraftRequest, eos_token_ids: frozenset[int]) -> Collection[int]:
@@ -114,13 +118,13 @@ class _Reader:
             else:
                 self._move_on(place, token)
 
-    def draft(self, budget: int, ends: Collection[int]) -> list[int]:
-        """As many of the next tokens as pay."""
+    def draft(self, budget: int, num_requests: int, ends: Collection[int]) -> list[int]:
+        """As many of the next tokens as pay in a step of so many requests."""
         draft: list[int] = []
         survival = expected = 1.0
         while self._place is not None and len(draft) < budget:
             survival *= self._rate(self._place, len(draft)).value
-            if not pays(survival, expected, len(draft)):
+            if not pays(survival, expected, len(draft), num_requests):
                 break
             expected += survival
             draft.append(self._predict(self._place, draft))

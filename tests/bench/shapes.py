@@ -2,14 +2,15 @@
 
     python -m tests.bench.shapes --model M --draft-model D [--prompts FILE] [--max-tokens 48] [--plot FILE]
 
-One stream, each prompt answered by every combination in turn over the same weights; speed is a ratio to the
-plain run of the same prompt and temperature. Under the match rule texts must be the plain run's.
+Each group of --streams prompts is answered by every combination in turn over the same weights; speed is a
+ratio to the plain run of the same prompts and temperature. Under the match rule texts must be the plain run's.
 """
 
 import argparse
 import statistics
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,13 @@ from engine.config import (
     SpeculationConfig,
 )
 from engine.factory import assemble
-from engine.llm import LLM
+from engine.llm import LLM, Completion
 from engine.model.loader import load_causal_lm
 from engine.sampling_params import SamplingParams
 from engine.speculation.factory import load_drafts
 from server.bench.chart import Chart, Series, draw_charts
 from server.bench.prompts import own_prompts, read_prompts, take
-from tests.bench.methods import BenchPrompt, encode, run
+from tests.bench.methods import BenchPrompt, encode
 
 SHAPES: dict[str, dict[str, Any]] = {
     "chain 4": {"num_draft_tokens": 4},
@@ -62,6 +63,17 @@ class Figures:
     tokens: int = 0
     differing: int = 0
 
+    def enter(self, answers: Sequence[Completion], expected: Sequence[Completion], ratio: float) -> None:
+        """Adds a group of answers."""
+        self.ratios.append(ratio)
+        for answer, plain in zip(answers, expected, strict=True):
+            stats = answer.speculation
+            self.drafted += stats.num_draft_tokens
+            self.accepted += stats.num_accepted_tokens
+            self.steps += stats.num_steps
+            self.tokens += stats.num_committed_tokens
+            self.differing += answer.token_ids != plain.token_ids
+
     @property
     def tokens_per_forward(self) -> float:
         """Committed per step of the target."""
@@ -79,7 +91,7 @@ def main() -> None:
         config = EngineConfig(
             model=model,
             cache=CacheConfig(prefix_caching=False, kv_cache_gb=0.5),
-            scheduler=SchedulerConfig(max_num_seqs=1),
+            scheduler=SchedulerConfig(max_num_seqs=options.streams),
             speculation=speculation,
         )
         return LLM(assemble(config, target, [] if speculation.method == "none" else drafts))
@@ -89,29 +101,32 @@ def main() -> None:
     prompts = [BenchPrompt(prompt.name, encode(prompt, plain.tokenizer)) for prompt in asked]
     figures = [
         Figures(rule, shape, temperature, engine(speculation))
-        for rule, shape, temperature, speculation in combinations(options.draft_model)
+        for rule, shape, temperature, speculation in combinations(options)
     ]
-    for temperature in (0.0, 1.0):
+    for temperature in map(float, options.temperatures.split(",")):
         wishes = SamplingParams(
             temperature=temperature, seed=0, max_tokens=options.max_tokens, ignore_eos=True
         )
-        for prompt in prompts:
-            expected, plain_speed = run(plain, prompt, wishes)
+        for begin in range(0, len(prompts), options.streams):
+            group = prompts[begin : begin + options.streams]
+            expected, plain_seconds = answered(plain, group, wishes)
             for each in figures:
-                if each.temperature != temperature:
-                    continue
-                answer, speed = run(each.llm, prompt, wishes)
-                stats = answer.speculation
-                each.ratios.append(speed / plain_speed)
-                each.drafted += stats.num_draft_tokens
-                each.accepted += stats.num_accepted_tokens
-                each.steps += stats.num_steps
-                each.tokens += stats.num_committed_tokens
-                each.differing += answer.token_ids != expected.token_ids
-            sys.stderr.write(f"temperature {temperature:g}, {prompt.name}\n")
+                if each.temperature == temperature:
+                    answers, seconds = answered(each.llm, group, wishes)
+                    each.enter(answers, expected, plain_seconds / seconds)
+            sys.stderr.write(f"temperature {temperature:g}, {', '.join(prompt.name for prompt in group)}\n")
     report(figures, len(prompts))
     if options.plot:
-        options.plot.write_bytes(draw_charts(charts(figures)))
+        options.plot.write_bytes(draw_charts(charts([f for f in figures if f.steps])))
+
+
+def answered(
+    llm: LLM, prompts: Sequence[BenchPrompt], wishes: SamplingParams
+) -> tuple[list[Completion], float]:
+    """The answers to prompts that are asked together, and the seconds they took."""
+    began = time.perf_counter()
+    answers = llm.generate([prompt.token_ids for prompt in prompts], wishes)
+    return answers, time.perf_counter() - began
 
 
 def parse() -> argparse.Namespace:
@@ -122,19 +137,22 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, help="a .json or .jsonl file; default: four of our own")
     parser.add_argument("--num-prompts", type=int, help="default: each once")
     parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--streams", type=int, default=1, help="prompts answered together")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="default: all")
+    parser.add_argument("--temperatures", default="0,1", help="default: 0,1")
     parser.add_argument("--plot", type=Path, help="a PNG file to write")
     return parser.parse_args()
 
 
-def combinations(draft_model: str) -> Iterator[tuple[str, str, float, DraftModelSpeculation]]:
+def combinations(options: argparse.Namespace) -> Iterator[tuple[str, str, float, DraftModelSpeculation]]:
     """Every rule with every shape that it may verify; at temperature 0 all rules are one."""
-    for shape, settings in SHAPES.items():
+    for shape in options.shapes.split(","):
         for rule, more in RULES.items():
             selects = shape.startswith("dynamic")
             if (rule == "rejection" and selects) or (rule == "block" and shape != "chain 4"):
                 continue
             speculation = DraftModelSpeculation.model_validate(
-                {"draft_model": draft_model, **settings, **more}
+                {"draft_model": options.draft_model, **SHAPES[shape], **more}
             )
             if rule == "match, coupled":
                 yield "match", shape, 0.0, speculation
@@ -151,6 +169,7 @@ def report(figures: list[Figures], num_prompts: int) -> None:
         f"{f'{min(f.ratios):.2f}-{max(f.ratios):.2f}':>12} "
         f"{f'{num_prompts - f.differing}/{num_prompts}':>6}"
         for f in figures
+        if f.steps
     )
     sys.stdout.write("\n".join(lines) + "\n")
 

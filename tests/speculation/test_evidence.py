@@ -31,11 +31,20 @@ def test_levels_double(length: int, level: int) -> None:
     assert level_of(length) == level < len(PRIORS)
 
 
-def test_a_node_pays_while_it_raises_tokens_per_time() -> None:
-    def speed(probabilities: list[float]) -> float:
-        return (1 + sum(probabilities)) / (1 + ROW_COST * len(probabilities))
+@pytest.mark.parametrize("num_requests", [1, 8, 32])
+def test_a_node_pays_while_it_raises_tokens_per_time(num_requests: int) -> None:
+    def speed(probabilities: list[float], others: list[float]) -> float:
+        rows = 1 + len(probabilities) + (num_requests - 1) * (1 + len(others))
+        tokens = 1 + sum(probabilities) + (num_requests - 1) * (1 + sum(others))
+        return tokens / (1 + ROW_COST * (rows - 1))
 
     for taken in ([], [0.9], [0.9, 0.8, 0.7], [0.3] * 9):
-        for probability in (0.01, 0.1, 0.119, 0.121, 0.2, 0.5, 1.0):
-            better = speed([*taken, probability]) > speed(taken)
-            assert pays(probability, 1 + sum(taken), len(taken)) == better
+        for probability in (0.01, 0.1, 0.119, 0.121, 0.2, 0.5, 0.53, 0.81, 1.0):
+            better = speed([*taken, probability], taken) > speed(taken, taken)
+            assert pays(probability, 1 + sum(taken), len(taken), num_requests) == better
+
+
+def test_a_full_batch_drafts_only_what_is_nearly_sure() -> None:
+    assert pays(0.2, 1.0, 0, 1)
+    assert not pays(0.2, 1.0, 0, 8)
+    assert pays(0.9, 1.0, 0, 32)
