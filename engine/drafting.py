@@ -97,6 +97,7 @@ class Drafting:
             params=request.params,
             budget=budget,
             max_depth=self._planner.max_depth(request),
+            num_requests=len(scheduler.running),
         )
 
     def _check(self, requests: Sequence[DraftRequest], trees: Sequence[TokenTree]) -> None:

@@ -47,6 +47,7 @@ class DraftRequest:
         budget: Draft nodes wanted at most. 0 while the prompt is being read: nothing to propose, but a
             cache may follow up to num_computed_tokens.
         max_depth: Levels at most: deeper nodes have no room in the context or in the answer.
+        num_requests: How many share the step, this one included: the more, the less rows come for free.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class DraftRequest:
     params: SamplingParams
     budget: int
     max_depth: int = MAX_NODES
+    num_requests: int = 1
 
 
 @dataclass(frozen=True, slots=True)

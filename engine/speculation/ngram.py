@@ -54,10 +54,7 @@ class NgramSpeculator:
 
     def propose(self, context: ProposalContext) -> list[TokenTree]:
         """See Speculator."""
-        return [
-            self._propose(request, len(context.requests)) if request.budget > 0 else EMPTY_TREE
-            for request in context.requests
-        ]
+        return [self._propose(request) if request.budget > 0 else EMPTY_TREE for request in context.requests]
 
     def num_computed_tokens(self, request_id: str) -> int:
         """0: there is no cache."""
@@ -67,14 +64,14 @@ class NgramSpeculator:
         """Drops the request's index and record."""
         self._readers.pop(request_id, None)
 
-    def _propose(self, request: DraftRequest, num_requests: int) -> TokenTree:
+    def _propose(self, request: DraftRequest) -> TokenTree:
         reader = self._readers.get(request.request_id)
         if reader is None or reader.num_read > len(request.token_ids):
             prompt = request.token_ids[: request.num_prompt_tokens]
             reader = self._readers[request.request_id] = _Reader(self._sizes, prompt)
         reader.read(request.token_ids[reader.num_read :])
         ends = ending_ids(request, self._eos_token_ids)
-        return TokenTree.chain(reader.draft(request.budget, num_requests, ends))
+        return TokenTree.chain(reader.draft(request.budget, request.num_requests, ends))
 
 
 def ending_ids(request: DraftRequest, eos_token_ids: frozenset[int]) -> Collection[int]:

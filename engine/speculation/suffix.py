@@ -50,10 +50,7 @@ class SuffixSpeculator:
 
     def propose(self, context: ProposalContext) -> list[TokenTree]:
         """See Speculator."""
-        return [
-            self._propose(request, len(context.requests)) if request.budget > 0 else EMPTY_TREE
-            for request in context.requests
-        ]
+        return [self._propose(request) if request.budget > 0 else EMPTY_TREE for request in context.requests]
 
     def num_computed_tokens(self, request_id: str) -> int:
         """0: there is no cache."""
@@ -63,7 +60,7 @@ class SuffixSpeculator:
         """Drops the request's own tree and record."""
         self._readers.pop(request_id, None)
 
-    def _propose(self, request: DraftRequest, num_requests: int) -> TokenTree:
+    def _propose(self, request: DraftRequest) -> TokenTree:
         reader = self._readers.get(request.request_id)
         if reader is None or reader.num_read > len(request.token_ids):
             prompt = request.token_ids[: request.num_prompt_tokens]
@@ -71,7 +68,9 @@ class SuffixSpeculator:
             reader = self._readers[request.request_id] = _Reader(search, prompt)
         reader.read(request.token_ids[reader.num_read :])
         ends = ending_ids(request, self._eos_token_ids)
-        return grow(reader.places, reader.rates, self._rules, Room(request.budget, num_requests), ends)
+        return grow(
+            reader.places, reader.rates, self._rules, Room(request.budget, request.num_requests), ends
+        )
 
 
 @dataclass(frozen=True, slots=True)

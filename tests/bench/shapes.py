@@ -3,7 +3,7 @@
     python -m tests.bench.shapes --model M --draft-model D [--prompts FILE] [--max-tokens 48] [--plot FILE]
 
 Each group of --streams prompts is answered by every combination in turn over the same weights; speed is a
-ratio to the plain run of the same prompts and temperature. Under the match rule texts must be the plain run's.
+ratio to the plain run of the same prompts and temperature. Under the match rule texts must be equal.
 """
 
 import argparse
