@@ -31,7 +31,7 @@ class StaticTree(Tree):
     """
 
     shape: Literal["static"] = "static"
-    widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+    widths: tuple[Annotated[int, Field(ge=1, strict=True)], ...] = Field(min_length=1)
 
     @property
     def num_nodes(self) -> int:
@@ -123,7 +123,7 @@ def read_tree(value: object) -> object:
 
 def _parsed(text: str) -> object:
     if re.fullmatch(r"\d+(\s*,\s*\d+)*", text.strip()):
-        return text.split(",")
+        return [int(width) for width in text.split(",")]
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:

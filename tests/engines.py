@@ -1,5 +1,6 @@
 """Engines around tiny models, for the tests of everything above the models."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from engine.factory import assemble
 from engine.llm import LLM
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import wrap_model
-from engine.speculation.base import Speculator
+from engine.speculation.base import ProposalContext, Requirements, Speculator
+from engine.speculation.factory import build_speculator
+from engine.token_tree import TokenTree
 from tests.operators import operators
 from tests.tiny import byte_tokenizer, tiny_model
 
@@ -58,6 +61,27 @@ def add_noise(module: PreTrainedModel, scale: float) -> None:
     for parameter in module.parameters():
         deviation = parameter.std() if parameter.numel() > 1 else torch.tensor(0.0)
         parameter.data += torch.randn(parameter.shape, generator=generator) * deviation * scale
+
+
+class Unshared:
+    """A lookup that takes each request to have its step to itself.
+
+    In a full batch lookups draft only what is nearly sure, and the texts of tiny models never are; here they
+    draft as much as for one request, so that batches are tested with drafts in them.
+    """
+
+    def __init__(self, lookup: Speculator) -> None:
+        self._lookup = lookup
+        self.num_computed_tokens = lookup.num_computed_tokens
+        self.release = lookup.release
+
+    @property
+    def requirements(self) -> Requirements:
+        return self._lookup.requirements
+
+    def propose(self, context: ProposalContext) -> list[TokenTree]:
+        requests = tuple(replace(request, num_requests=1) for request in context.requests)
+        return self._lookup.propose(ProposalContext(requests))
 
 
 def build_llm(
@@ -107,4 +131,9 @@ def build_llm(
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
         speculation=speculation,
     )
-    return LLM(assemble(config, target or load_tiny(), drafts, speculator))
+    target = target or load_tiny()
+    if speculator is None and method in ("ngram", "suffix"):
+        lookup = build_speculator(config, target, [], num_kv_blocks)
+        assert lookup is not None
+        speculator = Unshared(lookup)
+    return LLM(assemble(config, target, drafts, speculator))

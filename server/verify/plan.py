@@ -148,7 +148,7 @@ def read_plan(args: argparse.Namespace) -> Plan:
         endpoint=args.endpoint,
         concurrency=args.concurrency,
         timeout=args.timeout,
-        methods=tuple(_names(args.methods)) if args.methods else (),
+        methods=tuple(_names(args.methods)) if args.methods is not None else (),
         rules=_rules(args.rules),
         prompts=tuple(take(prompts, count and min(count, len(prompts)))),
         max_tokens=args.max_tokens or (16 if args.quick else 24),

@@ -9,6 +9,7 @@ from engine.errors import StartupError
 from engine.sampling_params import Acceptance, SamplingParams
 from server.bench.progress import Progress
 from server.bench.prompts import Prompt
+from server.config import ConfigError
 from server.verify.cases import law_cases
 from server.verify.draws import (
     NUM_TOKENS,
@@ -49,13 +50,18 @@ def verify_all(subjects: Iterable[Subject], plan: Plan, name: str) -> Outcome:
 
     Raises:
         StartupError: A subject cannot be made.
+        ConfigError: No rule fits any of the methods, so that nothing was verified.
     """
     run: _Run | None = None
     for subject in subjects:
         run = run or _Run(subject, plan)
         run.verify(subject)
     assert run is not None, "a plan has a method"
-    return run.outcome(name)
+    outcome = run.outcome(name)
+    if not any(row.rule for row in outcome.texts):
+        reasons = "; ".join(dict.fromkeys(reason for *_, reason in outcome.refused))
+        raise ConfigError(f"nothing is verified, since no rule of --rules fits: {reasons}")
+    return outcome
 
 
 class _Run:

@@ -113,6 +113,7 @@ def test_no_server_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None
             ["--methods", "eagle9"],
             "--methods: there is no 'eagle9'; there are none, ngram, suffix, draft_model",
         ),
+        (["--methods", ""], "there is no ''"),
         (["--methods", "none"], "without speculation there is nothing to verify"),
         (["--speculation", "none"], "without speculation there is nothing to verify"),
         (["--methods", "ngram", "--speculation", "ngram"], "both name the method"),

@@ -12,6 +12,7 @@ from engine.sampling import sampler
 from engine.sampling.logprobs import RowLogprobs, row_logprobs
 from engine.speculation.base import ProposalContext, Speculator
 from engine.token_tree import EMPTY_TREE, TokenTree
+from server.config import ConfigError
 from server.verify.in_process import EngineSubject
 from server.verify.report import as_text
 from server.verify.results import Outcome, Verdict
@@ -163,3 +164,9 @@ def test_rows_that_differ_by_rounding_alone_are_near_ties(monkeypatch: pytest.Mo
     assert Verdict.NEAR_TIE in {row.verdict for row in greedy}
     assert Verdict.FAULT not in {row.verdict for row in outcome.texts}
     assert "but for near-ties" in as_text(replace(outcome, laws=()))
+
+
+@pytest.mark.parametrize("rules", ["rejection", "rejection,block"])
+def test_rules_that_fit_nothing_are_no_success(rules: str) -> None:
+    with pytest.raises(ConfigError, match=r"nothing is verified, since no rule .* fits: .*ngram draws"):
+        run("--rules", rules, method="ngram")
