@@ -53,41 +53,35 @@ class StaticTree(Tree):
         return self
 
 
-class SequoiaTree(Tree):
+class BoundedTree(Tree):
+    """A tree of a given size, whatever its shape."""
+
+    max_nodes: Nodes = 16
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole tree."""
+        return self.max_nodes
+
+    @property
+    def branches(self) -> bool:
+        """It may."""
+        return self.max_nodes > 1
+
+
+class SequoiaTree(BoundedTree):
     """The best shape for the acceptance by rank that is measured while serving (Chen et al. 2024)."""
 
     shape: Literal["sequoia"] = "sequoia"
-    max_nodes: Nodes = 16
     max_depth: Nodes = 8
 
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of the whole tree."""
-        return self.max_nodes
 
-    @property
-    def branches(self) -> bool:
-        """It may."""
-        return self.max_nodes > 1
-
-
-class DynamicTree(Tree):
+class DynamicTree(BoundedTree):
     """The nodes that the draft model finds likeliest (EAGLE-2, Li et al. 2024)."""
 
     shape: Literal["dynamic"] = "dynamic"
-    max_nodes: Nodes = 16
     max_depth: Nodes = 6
     top_k: Nodes = 4
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of the whole tree."""
-        return self.max_nodes
-
-    @property
-    def branches(self) -> bool:
-        """It may."""
-        return self.max_nodes > 1
 
     @property
     def selects(self) -> bool:
