@@ -1,6 +1,6 @@
 """Acceptance, tokens per forward and speed of a draft model's chains and trees under each rule, side by side.
 
-    python -m tests.bench.shapes --model M --draft-model D [--prompts FILE] [--max-tokens 48] [--plot FILE]
+    python -m tests.bench.shapes --model M --draft-model D [--prompts FILE ...] [--max-tokens N] [--plot FILE]
 
 Each group of --streams prompts is answered by every combination in turn over the same weights; speed is a
 ratio to the plain run of the same prompts and temperature. Under the match rule texts must be equal.
@@ -97,7 +97,8 @@ def main() -> None:
         return LLM(assemble(config, target, [] if speculation.method == "none" else drafts))
 
     plain = engine(NoSpeculation())
-    asked = take(read_prompts(options.prompts) if options.prompts else own_prompts(), options.num_prompts)
+    sets = [read_prompts(path) for path in options.prompts or ()] or [own_prompts()]
+    asked = [prompt for each in sets for prompt in take(each, options.num_prompts)]
     prompts = [BenchPrompt(prompt.name, encode(prompt, plain.tokenizer)) for prompt in asked]
     figures = [
         Figures(rule, shape, temperature, engine(speculation))
@@ -134,8 +135,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.shapes", description=__doc__.split("\n")[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--draft-model", required=True)
-    parser.add_argument("--prompts", type=Path, help="a .json or .jsonl file; default: four of our own")
-    parser.add_argument("--num-prompts", type=int, help="default: each once")
+    parser.add_argument(
+        "--prompts", type=Path, nargs="+", help=".json or .jsonl files; default: four of our own"
+    )
+    parser.add_argument("--num-prompts", type=int, help="of each file; default: each once")
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--streams", type=int, default=1, help="prompts answered together")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="default: all")
