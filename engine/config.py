@@ -267,11 +267,6 @@ class DraftModelSpeculation(DraftingSection):
         idle = no_siblings or self.policy.refusal(Acceptance.REJECTION)
         if self.differs("sibling_sampling") and idle is not None:
             raise ValueError(f"sibling_sampling has no effect: {idle}; leave sibling_sampling out")
-        if self.differs("draft_sampling") and self.acceptance != "match":
-            raise ValueError(
-                f"draft_sampling is how drafts are made under match and has no effect on acceptance "
-                f"{self.acceptance}: set acceptance to match or leave draft_sampling out"
-            )
         return self
 
     @property
