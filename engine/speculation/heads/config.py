@@ -34,7 +34,7 @@ class EagleConfig:
     """An EAGLE head of any version.
 
     Attributes:
-        family: "eagle" is EAGLE-1 and 2, where fc joins embedding and feature; in "eagle3" the first layer does.
+        family: "eagle" is EAGLE-1 and 2, whose fc joins embedding and feature; in "eagle3" a layer does.
         hidden_size: Width of the head.
         target_hidden_size: Width of the target's hidden states.
         vocab_size: Ids of the target.
