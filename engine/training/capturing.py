@@ -21,6 +21,7 @@ def capture_rows(
     held_out_share: float,
     disk_gb: float,
     on_tokens: OnTokens,
+    stop: Callable[[], bool],
 ) -> None:
     """Adds the rows that a store lacks, as many as the budget allows, in their order.
 
@@ -32,6 +33,7 @@ def capture_rows(
             a prompt, are on the same side.
         disk_gb: What the store may take, in GiB.
         on_tokens: Progress.
+        stop: Asked between passes whether to leave off.
     """
     wanted = _fitting(_new(reader.model.max_model_len, rows, store), store, disk_gb)
     first = roots([row.prompt for row in rows])
@@ -42,6 +44,8 @@ def capture_rows(
             store.add(row, captured, held_out=is_held_out(first[row.prompt], held_out_share))
             done += len(row.token_ids)
         on_tokens(done, total)
+        if stop():
+            return
 
 
 def batches(rows: Sequence[Row]) -> Iterator[list[Row]]:

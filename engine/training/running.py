@@ -63,7 +63,9 @@ def train_head(settings: TrainSettings, watcher: Watcher, stop: Callable[[], boo
         StartupError: Something that is needed is missing, damaged or too little.
     """
     settings.check()
-    features = _features(settings, watcher)
+    features = _features(settings, watcher, stop)
+    if features is None:
+        return False
     # The target's packed weights and cache are not needed any more.
     gc.collect()
     torch.manual_seed(settings.schedule.seed)
@@ -74,8 +76,13 @@ def train_head(settings: TrainSettings, watcher: Watcher, stop: Callable[[], boo
     return trainer.run(stop)
 
 
-def _features(settings: TrainSettings, watcher: Watcher) -> Features:
-    """Answers the prompts, and fills the store."""
+def set_threads(count: int) -> None:
+    """How many threads compute."""
+    torch.set_num_threads(count)
+
+
+def _features(settings: TrainSettings, watcher: Watcher, stop: Callable[[], bool]) -> Features | None:
+    """Answers the prompts, and fills the store; None if somebody wants an end."""
     model = load_causal_lm(settings.model)
     rows = _rows(settings, model)
     reader = TargetReader(model, settings.top_k)
@@ -95,7 +102,10 @@ def _features(settings: TrainSettings, watcher: Watcher) -> Features:
             held_out_share=settings.held_out,
             disk_gb=settings.disk_gb,
             on_tokens=lambda done, total: watcher.on_tokens("features", done, total),
+            stop=stop,
         )
+        if stop():
+            return None
         features = Features(folder, form, store.rows)
     for what, kept in (("train on", features.train), ("evaluate on", features.held_out)):
         if not any(row.num_answer_tokens > 2 for row in kept):
