@@ -7,24 +7,17 @@ sections, so a flat file, environment variables and flags can all name them with
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy, DraftTraits
-from engine.sampling_params import MAX_DRAFT_TOKENS, Acceptance
-from engine.tree_config import TreeConfig, read_tree
+from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
+from engine.drafting_config import DraftingSection, ModelSection
+from engine.head_config import EagleSpeculation, MedusaSpeculation
+from engine.sampling_params import MAX_DRAFT_TOKENS
+from engine.section import Section
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
-DraftSampling = Literal["coupled", "greedy"]
-SiblingSampling = Literal["without_replacement", "with_replacement"]
-AcceptanceName = Literal["match", "rejection", "block", "typical"]
 DType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
-
-
-class Section(BaseModel):
-    """A group of settings: immutable, and closed to unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -108,41 +101,6 @@ class NoSpeculation(Section):
         return ANY_LOSSLESS
 
 
-class DraftingSection(Section):
-    """What all methods that draft have in common."""
-
-    method: str
-    acceptance: AcceptanceName = Field(
-        "match",
-        description="Rule for requests that name none; rejection and block need a method that can draw its "
-        "drafts, typical is lossy and needs allow_lossy.",
-    )
-    allow_lossy: bool = Field(
-        False, description="Let requests ask for typical acceptance, which changes what the model says."
-    )
-
-    @property
-    def traits(self) -> DraftTraits:
-        """What the method, as it is set up, can propose."""
-        return DraftTraits()
-
-    @property
-    def policy(self) -> AcceptancePolicy:
-        """Which rules requests may ask for."""
-        return AcceptancePolicy(self.method, self.traits, Acceptance(self.acceptance), self.allow_lossy)
-
-    def differs(self, name: str) -> bool:
-        """Whether a setting is another than its default, which asks for nothing."""
-        return bool(getattr(self, name) != type(self).model_fields[name].default)
-
-    @model_validator(mode="after")
-    def _legal_acceptance(self) -> Self:
-        reason = self.policy.refusal(Acceptance(self.acceptance))
-        if reason is not None:
-            raise ValueError(f"acceptance cannot be {self.acceptance}: {reason}; match holds for any draft")
-        return self
-
-
 class NgramSpeculation(DraftingSection):
     """Prompt lookup (Saxena 2023): the text that followed the last tokens the last time they occurred."""
 
@@ -195,7 +153,7 @@ class SuffixSpeculation(DraftingSection):
         return self
 
 
-class DraftModelSpeculation(DraftingSection):
+class DraftModelSpeculation(ModelSection):
     """A smaller model of the same vocabulary drafts (Leviathan et al. 2023, Chen et al. 2023)."""
 
     method: Literal["draft_model"] = "draft_model"
@@ -206,38 +164,21 @@ class DraftModelSpeculation(DraftingSection):
         description="More draft models, separated by commas: each drafts beside the first, and the target "
         "checks all in one tree.",
     )
-    num_draft_tokens: int = Field(
-        4, ge=1, le=MAX_DRAFT_TOKENS, description="Draft tokens per step of each draft model, without a tree."
-    )
-    tree: Annotated[TreeConfig | None, BeforeValidator(read_tree)] = Field(
-        None,
-        description="Draft trees instead of chains: children of each node by depth, such as 3,2,1,1; or "
-        "sequoia, a shape from measured acceptance; or dynamic, by the draft's probabilities; or a mapping "
-        "such as {shape: dynamic, max_nodes: 16, max_depth: 6, top_k: 4}.",
-    )
-    draft_sampling: DraftSampling = Field(
-        "coupled",
-        description="How sampled requests are drafted under match: coupled, with the noise that the target "
-        "will use, or greedy.",
-    )
-    sibling_sampling: SiblingSampling = Field(
-        "without_replacement", description="How a tree's siblings are drawn under rejection."
-    )
-
-    probe: bool = Field(
-        True, description="Draft a few tokens at start, and warn if the target accepts hardly any."
-    )
 
     @property
     def max_nodes(self) -> int:
         """Draft nodes per step, of all draft models together."""
-        nodes = self.num_draft_tokens if self.tree is None else self.tree.num_nodes
-        return nodes * (1 + len(self.extra_draft_models))
+        return super().max_nodes * (1 + len(self.extra_draft_models))
 
     @property
     def branches(self) -> bool:
         """Whether nodes may have siblings."""
-        return bool(self.extra_draft_models) or (self.tree is not None and self.tree.branches)
+        return bool(self.extra_draft_models) or super().branches
+
+    @property
+    def merges(self) -> bool:
+        """Several drafts of one tree cannot be judged by one ratio."""
+        return bool(self.extra_draft_models)
 
     @field_validator("extra_draft_models", mode="before")
     @classmethod
@@ -250,10 +191,6 @@ class DraftModelSpeculation(DraftingSection):
         twice = [model for model in self.extra_draft_models if models.count(model) > 1]
         if twice:
             raise ValueError(f"extra_draft_models: {twice[0]} drafts already; name each draft model once")
-        if self.tree is not None and "num_draft_tokens" in self.model_fields_set:
-            raise ValueError(
-                "num_draft_tokens is the length of a chain, but tree is set: leave one of them out"
-            )
         if self.max_nodes > MAX_DRAFT_TOKENS:
             raise ValueError(
                 f"extra_draft_models make {self.max_nodes} draft nodes per step, but a tree holds at most "
@@ -261,27 +198,14 @@ class DraftModelSpeculation(DraftingSection):
             )
         return self
 
-    @model_validator(mode="after")
-    def _effective(self) -> Self:
-        no_siblings = None if self.branches else "without a tree such as 3,2,1,1 there are no siblings"
-        idle = no_siblings or self.policy.refusal(Acceptance.REJECTION)
-        if self.differs("sibling_sampling") and idle is not None:
-            raise ValueError(f"sibling_sampling has no effect: {idle}; leave sibling_sampling out")
-        return self
-
-    @property
-    def traits(self) -> DraftTraits:
-        """Drawn where the rule wants it; several drafts of one tree cannot be judged by one ratio."""
-        return DraftTraits(
-            draws=True,
-            branches=self.branches,
-            selects=self.tree is not None and self.tree.selects,
-            merges=bool(self.extra_draft_models),
-        )
-
 
 SpeculationConfig = Annotated[
-    NoSpeculation | NgramSpeculation | SuffixSpeculation | DraftModelSpeculation,
+    NoSpeculation
+    | NgramSpeculation
+    | SuffixSpeculation
+    | DraftModelSpeculation
+    | EagleSpeculation
+    | MedusaSpeculation,
     Field(discriminator="method"),
 ]
 

@@ -3,10 +3,13 @@
 import logging
 from collections.abc import Sequence
 
+import torch
+
 from engine.core.request import Request
-from engine.core.scheduler import Scheduler
-from engine.speculation.base import DraftRequest, ProposalContext, Speculator
+from engine.core.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from engine.speculation.base import DraftRequest, ProposalContext, Requirements, Speculator
 from engine.speculation.planner import Planner
+from engine.speculation.step_features import StepFeatures
 from engine.token_tree import EMPTY_TREE, TokenTree
 
 logger = logging.getLogger(__name__)
@@ -28,6 +31,26 @@ class Drafting:
         self._planner = planner
         self._vocab_size = vocab_size
         self._outgrown: set[str] = set()
+        self._features = StepFeatures()
+
+    @property
+    def requirements(self) -> Requirements:
+        """What the speculator needs of the engine."""
+        return self._speculator.requirements
+
+    def follows(self, request: Request) -> bool:
+        """Whether the speculator has to see every position of a request, so that none may be skipped."""
+        enabled = request.params.speculation.enabled
+        return enabled and self.requirements.follows and not self._planner.has_outgrown(request)
+
+    def forwarded(self, plan: SchedulerOutput, features: torch.Tensor) -> None:
+        """Takes the hidden states of a step's tokens, [T, width], in the plan's order."""
+        self._features.begin(plan.scheduled, features)
+
+    def committed(self, item: ScheduledRequest, accepted: Sequence[int]) -> None:
+        """Learns which of a request's nodes stand, before the scheduler does."""
+        if self.requirements.hidden_states is not None:
+            self._features.commit(item, accepted)
 
     def propose(self, scheduler: Scheduler) -> int:
         """Gives every running request its draft for the next step.
@@ -80,12 +103,12 @@ class Drafting:
     def _ask(self, request: Request, scheduler: Scheduler) -> DraftRequest | None:
         """What to ask for one request; None if there is nothing to gain."""
         if request.num_uncomputed_tokens > 1:
-            if not self._speculator.requirements.has_cache:
+            if not self.requirements.has_cache:
                 return None
             budget = 0
         else:
             budget = scheduler.grant_lookahead(request, self._planner.node_budget(request))
-            if budget == 0:
+            if budget == 0 and not self.requirements.follows:
                 return None
         return DraftRequest(
             request_id=request.request_id,
@@ -98,6 +121,7 @@ class Drafting:
             budget=budget,
             max_depth=self._planner.max_depth(request),
             num_requests=len(scheduler.running),
+            features=self._features.take(request.request_id),
         )
 
     def _check(self, requests: Sequence[DraftRequest], trees: Sequence[TokenTree]) -> None:

@@ -54,6 +54,8 @@ class EngineCore:
         self._runner = runner
         self._outputs = outputs
         self._drafting = drafting
+        wanted = None if drafting is None else drafting.requirements.hidden_states
+        self._tap = None if wanted is None else runner.tap(wanted)
         self._clock = clock
         self._sampler = Sampler(runner.operators)
         self._prompt_logprobs = PromptLogprobs()
@@ -79,6 +81,7 @@ class EngineCore:
         if len(self.scheduler.waiting) >= self.limits.max_num_queued:
             raise Overloaded(f"{len(self.scheduler.waiting)} requests are waiting already; try again later")
         request = admit(request_id, prompt_token_ids, params, self.limits)
+        request.needs_draft_cache = self._drafting is not None and self._drafting.follows(request)
         self._outputs.add(request_id, request.params, prompt_token_ids)
         self._requests[request_id] = request
         self._records[request_id] = RequestRecord(
@@ -166,9 +169,12 @@ class EngineCore:
             slices.append(SequenceSlice(tokens, start, table, item.tree, rows))
         batch = self._runner.build(slices)
         self.timer.enter(StepPart.FORWARD)
-        rows_out = self._runner.forward(batch)
         self._recorder.num_target_forwards += 1
-        return rows_out
+        if self._drafting is None or self._tap is None:
+            return self._runner.forward(batch)
+        tapped = self._runner.forward_tapped(batch, self._tap)
+        self._drafting.forwarded(plan, tapped.features)
+        return tapped.logits
 
     def _sample(self, plan: SchedulerOutput, rows: torch.Tensor) -> list[SampledRun | None]:
         """The verdict on each item; None where the last committed token is not computed yet."""
@@ -200,17 +206,14 @@ class EngineCore:
         """Enters a verdict: stops, text, bookkeeping. Tokens behind a stop leave no trace."""
         request = item.request
         if sampled is None:
-            self.timer.enter(StepPart.COMMIT)
-            self.scheduler.update(item, (), 0)
+            self._enter(item, (), ())
             return None
         self.timer.enter(StepPart.STOP)
         stop = apply_stop_rules(sampled.token_ids, request.num_output_tokens, request.stop_rules)
         processed = self._outputs.process(request.request_id, sampled.token_ids, stop)
         run = sampled.token_ids[: processed.num_kept]
         accepted = sampled.accepted_nodes[: len(run)]
-        self.timer.enter(StepPart.COMMIT)
-        self._move_accepted(item, accepted)
-        self.scheduler.update(item, run, len(accepted))
+        self._enter(item, run, accepted)
         record = self._records[request.request_id]
         is_first = record.num_steps == 0
         self._recorder.committed(record, len(run), len(item.tree), len(accepted), self._clock())
@@ -231,6 +234,14 @@ class EngineCore:
         if processed.finish_reason is not None:
             self._retire(request, processed.finish_reason)
         return output
+
+    def _enter(self, item: ScheduledRequest, run: Sequence[int], accepted: Sequence[int]) -> None:
+        """Bookkeeping of the tokens that stand, `accepted` being the nodes among them."""
+        self.timer.enter(StepPart.COMMIT)
+        self._move_accepted(item, accepted)
+        if self._drafting is not None:
+            self._drafting.committed(item, accepted)
+        self.scheduler.update(item, run, len(accepted))
 
     def _move_accepted(self, item: ScheduledRequest, accepted: Sequence[int]) -> None:
         """Puts the keys and values of accepted nodes where their tokens now belong."""

@@ -20,7 +20,7 @@ from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
 from engine.sampling_params import Acceptance
 from engine.speculation.base import Speculator
-from engine.speculation.factory import build_speculator, load_drafts, max_draft_nodes, wants_probe
+from engine.speculation.factory import Draft, build_speculator, load_drafts, max_draft_nodes, wants_probe
 from engine.speculation.planner import Planner
 from engine.speculation_probe import log_probe, probe_speculation
 from engine.tokenizer import Tokenizer
@@ -66,7 +66,7 @@ def build_engine(config: EngineConfig) -> Engine:
 def assemble(
     config: EngineConfig,
     target: LoadedModel,
-    drafts: Sequence[LoadedModel] = (),
+    drafts: Sequence[Draft] = (),
     speculator: Speculator | None = None,
 ) -> Engine:
     """Builds an engine around models that are in memory already.
@@ -74,7 +74,7 @@ def assemble(
     Args:
         config: The settings; which models it names does not matter here.
         target: The model that is served.
-        drafts: The draft models, if the speculation method has any.
+        drafts: The draft models or the head, if the speculation method has any.
         speculator: Used instead of the one the config names.
     """
     return _parts(config, target, drafts, speculator).engine()
@@ -114,12 +114,12 @@ class _Parts:
 
 
 def _parts(
-    config: EngineConfig, target: LoadedModel, drafts: Sequence[LoadedModel], speculator: Speculator | None
+    config: EngineConfig, target: LoadedModel, drafts: Sequence[Draft], speculator: Speculator | None
 ) -> _Parts:
     plan = plan_blocks(
         config.cache,
         config.scheduler,
-        [CacheFootprint(model.layers, model.dtype) for model in (target, *drafts)],
+        [_footprint(model) for model in (target, *drafts)],
         target.max_model_len,
         target.device,
     )
@@ -142,7 +142,12 @@ def _parts(
     return _Parts(config, target, runner, plan.num_blocks, speculator, tokenizer)
 
 
-def _log_speculation(config: EngineConfig, drafts: Sequence[LoadedModel], *, is_on: bool) -> None:
+def _footprint(model: Draft) -> CacheFootprint:
+    per_block = 0 if isinstance(model, LoadedModel) else model.numbers_per_block
+    return CacheFootprint(model.layers, model.dtype, per_block)
+
+
+def _log_speculation(config: EngineConfig, drafts: Sequence[Draft], *, is_on: bool) -> None:
     if not is_on:
         logger.info("speculation: none")
         return

@@ -5,6 +5,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -17,6 +18,7 @@ from server.bench.plan import HELP as BENCH_HELP
 from server.bench.plan import LOCAL_ONLY, add_flags, read_plan
 from server.config import OPTIONS, ConfigError, load_config
 from server.options import ENV_PREFIX, Option, flag_of
+from server.training import plan as training_plan
 from server.verify import plan as verify_plan
 from server.verify.methods import method_configs
 
@@ -39,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, or 1 where the server cannot start, 2 for settings that cannot hold.
     """
     args, unknown = build_parser().parse_known_args(argv)
+    args.given = (sys.argv[1:] if argv is None else list(argv))[1:]
     try:
         _refuse_unknown(unknown, args)
         run: Callable[[argparse.Namespace], int] = args.run
@@ -100,6 +103,17 @@ def build_parser() -> argparse.ArgumentParser:
     verify_plan.add_flags(verify)
     _add_settings(verify, [option for option in options if option.path[0] == "engine"])
     verify.set_defaults(run=_verify)
+    train = commands.add_parser(
+        "train-head",
+        help="train a draft head for a model",
+        description=training_plan.HELP,
+        usage="outrider train-head --method eagle3|eagle|medusa --model MODEL --prompts FILE --out DIR ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    training_plan.add_flags(train)
+    _add_settings(train, [option for option in options if option.path == ("engine", "model")])
+    train.set_defaults(run=_train_head)
     models = commands.add_parser("models", help="list the models known by a short name", allow_abbrev=False)
     models.set_defaults(run=_models, flags=[])
     version = commands.add_parser("version", help="print the version", allow_abbrev=False)
@@ -178,6 +192,14 @@ def _verify(args: argparse.Namespace) -> int:
     from server.verify.command import verify  # it loads an HTTP client, which nothing above needs
 
     return verify(plan, configs)
+
+
+def _train_head(args: argparse.Namespace) -> int:
+    plan = training_plan.read_plan(args)
+    model = load_config(_settings(args), os.environ, args.config).config.engine.model
+    from server.training.command import train  # it loads torch, which nothing above needs
+
+    return train(plan, model, shlex.join(["outrider", "train-head", *args.given]))
 
 
 def _settings(args: argparse.Namespace) -> dict[str, object]:

@@ -15,8 +15,9 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
-from engine.config import EngineConfig, Section
+from engine.config import EngineConfig
 from engine.sampling_params import MAX_LOGPROBS
+from engine.section import Section
 from server.options import ENV_PREFIX, Option, derive_options, flag_of, variable_of
 
 CONFIG_VARIABLE = variable_of("config")

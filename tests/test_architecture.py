@@ -17,9 +17,11 @@ MAX_FUNCTION_LINES = 50
 # Imports go upwards only: what stands in a row may use the rows above it, never its neighbours.
 ENGINE_LAYERS = (
     ("errors",),
-    ("sampling_params", "chat_template"),
+    ("sampling_params", "chat_template", "section"),
     ("token_tree", "tree_config"),
     ("acceptance",),
+    ("drafting_config",),
+    ("head_config",),
     ("config", "outputs", "catalog"),
     ("client",),
     ("core", "model", "sampling"),
@@ -61,7 +63,16 @@ SEEN_BY_VERIFY = SEEN_BY_BENCH | {
     "server.log_setup",
     *(f"server.bench.{name}" for name in ("asking", "client", "progress", "prompts", "records", "values")),
 }
-SEEN_BY_SERVER = {"errors", "acceptance", "config", "sampling_params", "outputs", "client", "catalog"}
+SEEN_BY_SERVER = {
+    "errors",
+    "acceptance",
+    "section",
+    "config",
+    "sampling_params",
+    "outputs",
+    "client",
+    "catalog",
+}
 # Who may build an engine, and who alone may use them.
 COMPOSITION_ROOTS = {"server.serve": "server.cli", "server.verify.in_process": "server.verify.command"}
 # The bookkeeping and the server: testable without torch, importable in no time.

@@ -76,6 +76,17 @@ class BlockPool:
             self._cached[key] = block_id
             self._blocks[block_id].key = key
 
+    def supersede(self, block_id: int, key: bytes) -> None:
+        """Lets a block that is about to be marked stand for a published one of equal content without a mark.
+
+        With the mark it serves requests that the other does not.
+        """
+        published = self._cached.get(key)
+        if published is not None and published != block_id and not self.is_in_draft_cache(published):
+            self._blocks[published].key = None
+            self._blocks[block_id].key = key
+            self._cached[key] = block_id
+
     def mark_in_draft_cache(self, block_id: int) -> None:
         """Notes that the speculator's cache holds a published block's tokens too."""
         if self._blocks[block_id].key is not None:

@@ -37,7 +37,8 @@ class KVCacheManager:
 
     A full block enters the prefix cache when the target has computed it. It also carries a mark for the
     speculator's cache; where the mark is missing, the speculator computes the tokens anew into the same
-    block, which writes what any other holder would write there.
+    block, which writes what any other holder would write there. A speculator that cannot, since it is made
+    of hidden states that the target gave when it computed the tokens, has its requests computed anew.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
@@ -81,6 +82,8 @@ class KVCacheManager:
         for key in self._prefix_keys(request, (request.num_tokens - 1) // self.block_size):
             block_id = self.pool.lookup(key)
             if block_id is None:
+                break
+            if request.needs_draft_cache and not self.pool.is_in_draft_cache(block_id):
                 break
             if num_draft == len(blocks) and self.pool.is_in_draft_cache(block_id):
                 num_draft += 1
@@ -146,6 +149,7 @@ class KVCacheManager:
         table.num_published = max(table.num_published, num_full)
         num_marked = min(num_draft_computed // self.block_size, num_full)
         for index in range(table.num_draft_marked, num_marked):
+            self.pool.supersede(table.blocks[index], keys[index])
             self.pool.mark_in_draft_cache(table.blocks[index])
         table.num_draft_marked = max(table.num_draft_marked, num_marked)
 

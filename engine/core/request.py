@@ -33,6 +33,8 @@ class Request:
         num_cached_tokens: Leading tokens the prefix cache supplied at the last admission; after a preemption
             they may be more than the prompt.
         num_draft_cached_tokens: Those among them that the speculator's cache holds too.
+        needs_draft_cache: Whether only what the speculator's cache holds may come from the prefix cache: it
+            could not make up for the rest.
         draft: The tree to be verified in the next step.
         status: Where it stands.
         prefix_keys: Digests of its full blocks' contents, as far as they were needed.
@@ -46,6 +48,7 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_draft_cached_tokens: int = 0
+    needs_draft_cache: bool = False
     draft: TokenTree = field(default=EMPTY_TREE)
     status: RequestStatus = RequestStatus.WAITING
     prefix_keys: list[bytes] = field(default_factory=list)

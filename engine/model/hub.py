@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from engine.errors import ModelNotFound
-from engine.model.folder import missing_weights
+from engine.model.folder import MODEL_WEIGHTS, missing_weights
 
 logger = logging.getLogger(__name__)
 
@@ -43,21 +43,30 @@ class Hub:
         cache_dir: The hub's cache; None takes the one that all tools of the hub share.
         offline: Never touch the network. HF_HUB_OFFLINE has the same effect.
         endpoint: Address of the hub; None takes HF_ENDPOINT or the public one.
+        weights: Files that a repository's weights may be in, the best kind first.
     """
 
     def __init__(
-        self, cache_dir: Path | None = None, *, offline: bool = False, endpoint: str | None = None
+        self,
+        cache_dir: Path | None = None,
+        *,
+        offline: bool = False,
+        endpoint: str | None = None,
+        weights: Sequence[str] = MODEL_WEIGHTS,
     ) -> None:
         self.cache_dir = cache_dir or Path(constants.HF_HUB_CACHE)
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self.offline = offline or constants.HF_HUB_OFFLINE
+        self._weights = weights
+        self._kinds = tuple(dict.fromkeys(f"*{Path(name).suffix}" for name in weights))
 
     def cached(self, repository: str, revision: str | None = None) -> Path | None:
         """The folder of a repository that is complete in the cache."""
-        folder = self._snapshot(repository, revision, "*.safetensors", local=True)
-        if folder is None or missing_weights(folder):
-            folder = self._snapshot(repository, revision, "*.bin", local=True)
-        return folder if folder is not None and not missing_weights(folder) else None
+        for kind in self._kinds:
+            folder = self._snapshot(repository, revision, kind, local=True)
+            if folder is not None and not missing_weights(folder, self._weights):
+                return folder
+        return None
 
     def download(self, repository: str, revision: str | None = None) -> Path:
         """Fetches config, tokenizer and weights of a repository.
@@ -67,16 +76,17 @@ class Hub:
         """
         self._check_reachable(repository)
         logger.info("downloading %s from %s", repository, self.endpoint)
-        folder = self._snapshot(repository, revision, "*.safetensors", local=False)
-        if folder is not None and missing_weights(folder):
-            logger.info("%s has no safetensors weights; taking the .bin files instead", repository)
-            folder = self._snapshot(repository, revision, "*.bin", local=False)
-        if folder is None or (missing := missing_weights(folder)):
-            raise ModelNotFound(
-                f"{repository} on {self.endpoint} lacks {', '.join(missing) if folder else 'its files'}. For "
-                "a GGUF repository name the file: owner/name/file.gguf"
-            )
-        return folder
+        missing = ["its files"]
+        for kind in self._kinds:
+            if kind != self._kinds[0]:
+                logger.info("%s has no safetensors weights; taking the %s files instead", repository, kind[1:])
+            folder = self._snapshot(repository, revision, kind, local=False)
+            if folder is not None and not (missing := missing_weights(folder, self._weights)):
+                return folder
+        raise ModelNotFound(
+            f"{repository} on {self.endpoint} lacks {', '.join(missing)}. For a GGUF repository name the "
+            "file: owner/name/file.gguf"
+        )
 
     def file(self, repository: str, filename: str, revision: str | None = None) -> Path:
         """One file of a repository, from the cache or the network.

@@ -32,6 +32,8 @@ class SequenceSlice:
         tree: Draft nodes that hang off the last of token_ids, or off the token before `start` without any.
         num_cached_nodes: Leading nodes of the tree that earlier passes computed; they are in their scratch
             slots, and no token of token_ids is computed any more.
+        first_slot: Where position 0 lies, counted from the start of the block table. Draft heads leave slot
+            0 empty: they have nothing to say before the second token.
         rows: How many logits rows are wanted, counted from the slice's end: 0 for none, 1 + len(tree) for
             the last committed token and every node, and so on.
     """
@@ -42,6 +44,7 @@ class SequenceSlice:
     tree: TokenTree = EMPTY_TREE
     rows: int = 1
     num_cached_nodes: int = 0
+    first_slot: int = 0
 
     def __len__(self) -> int:
         """Tokens that the pass computes for this slice."""
@@ -104,7 +107,8 @@ class InputBatch:
             span = _append(flat, piece, block_size)
             spans.append(span)
             rows.extend(range(span.end - piece.rows, span.end))
-            context_slots.append(_slots_of(piece.block_table, span.num_slots, block_size, device))
+            slots = _slots_of(piece.block_table, piece.first_slot + span.num_slots, block_size, device)
+            context_slots.append(slots[piece.first_slot :])
             positions = torch.arange(span.num_slots, dtype=torch.int64)
             if span.has_tree:
                 depths = torch.tensor(piece.tree.depths()[1:], dtype=torch.int64)
@@ -138,8 +142,9 @@ def _append(flat: _FlatTokens, piece: SequenceSlice, block_size: int) -> Sequenc
     begin = len(flat.input_ids)
     num_committed = piece.start + len(piece.token_ids)
     num_slots = num_committed + len(piece.tree)
-    if num_slots > len(piece.block_table) * block_size:
-        raise ValueError(f"{num_slots} slots wanted, but {len(piece.block_table)} blocks of {block_size}")
+    end = piece.first_slot + num_slots
+    if end > len(piece.block_table) * block_size:
+        raise ValueError(f"{end} slots wanted, but {len(piece.block_table)} blocks of {block_size}")
     cached = piece.num_cached_nodes
     if cached and piece.token_ids:
         raise ValueError(
@@ -151,7 +156,7 @@ def _append(flat: _FlatTokens, piece: SequenceSlice, block_size: int) -> Sequenc
     flat.positions.extend(num_committed - 1 + depth for depth in piece.tree.depths()[1 + cached :])
     flat.slots.extend(
         piece.block_table[index // block_size] * block_size + index % block_size
-        for index in range(piece.start + cached, num_slots)
+        for index in range(piece.first_slot + piece.start + cached, end)
     )
     flat.visible.extend(range(piece.start + 1, num_committed + 1))
     flat.visible.extend([num_committed] * (len(piece.tree) - cached))

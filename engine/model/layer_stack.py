@@ -17,6 +17,7 @@ from engine.model.attention.cpu import CpuAttention, CpuPlan
 from engine.model.attention.interface import AttentionMetadata
 from engine.model.cpu_ops.build import CpuOperators
 from engine.model.fused_layers import FusedAttention, FusedMlp, FusedNorm
+from engine.model.hidden_states import decoder_layers
 from engine.model.int8 import Int8Linear
 from engine.model.kv_cache import LayerShape
 from engine.model.self_check import paged_logits
@@ -58,14 +59,19 @@ class LayerStack(nn.Module):
         outrider.layers_seen.update(self._numbers)
         # Models are stacked for the C++ operators, which no other backend goes with.
         plan = cast("CpuPlan", outrider.plan)
-        result: torch.Tensor = self._run(
+        wanted = outrider.residuals.layers
+        result: torch.Tensor
+        result, residuals = self._run(
             hidden_states,
             *position_embeddings,
             self._tensors,
             self._sizes,
             self._factors,
             *plan.tables(self._numbers),
+            wanted,
         )
+        for place, layer in enumerate(wanted):
+            outrider.residuals.states[layer] = residuals[:, place]
         return result
 
 
@@ -135,7 +141,7 @@ def stack_layers(module: PreTrainedModel, shapes: tuple[LayerShape, ...], operat
     Returns:
         Whether they were replaced; the log tells why not.
     """
-    name, layers = _decoder_layers(module)
+    name, layers = decoder_layers(module)
     parts = [LayerParts.of(layer) for layer in layers]
     complete = [each for each in parts if each is not None]
     if not layers or len(complete) < len(parts):
@@ -150,11 +156,3 @@ def stack_layers(module: PreTrainedModel, shapes: tuple[LayerShape, ...], operat
     module.set_submodule(name, layers)
     logger.info("decoder layers are called one by one: as one operator they gave another result")
     return False
-
-
-def _decoder_layers(module: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """The first list of as many modules as the config has layers, and its name."""
-    for name, child in module.named_modules():
-        if isinstance(child, nn.ModuleList) and len(child) == module.config.num_hidden_layers:
-            return name, child
-    return "", nn.ModuleList()

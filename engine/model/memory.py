@@ -32,15 +32,17 @@ class CacheFootprint:
     Attributes:
         layers: Cache shape of each attention layer.
         dtype: Type of its keys and values.
+        numbers_per_block: What it keeps besides, once per block.
     """
 
     layers: tuple[LayerShape, ...]
     dtype: torch.dtype
+    numbers_per_block: int = 0
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of all layers."""
-        return sum(layer.numbers_per_token for layer in self.layers) * self.dtype.itemsize
+    def bytes_per_block(self, block_size: int) -> int:
+        """Keys and values of all layers for so many tokens, and what is kept once."""
+        per_token = sum(layer.numbers_per_token for layer in self.layers)
+        return (block_size * per_token + self.numbers_per_block) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def plan_blocks(
     Raises:
         StartupError: The pool cannot hold one sequence of max_model_len, or is larger than what is free.
     """
-    per_block = config.block_size * sum(cache.bytes_per_token for cache in caches)
+    per_block = sum(cache.bytes_per_block(config.block_size) for cache in caches)
     longest = -(-max_model_len // config.block_size)
     demand = _Demand(longest, longest * scheduler.max_num_seqs)
     free = available_bytes(device)

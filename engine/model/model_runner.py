@@ -1,14 +1,29 @@
 """ModelRunner: one model and its cache. Target and draft are two instances of it."""
 
 import inspect
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
-from engine.model.attention.interface import AttentionBackend, AttentionMetadata
+from engine.model.attention.interface import AttentionBackend, AttentionMetadata, ResidualSink
 from engine.model.cpu_ops.build import CpuOperators
+from engine.model.hidden_states import HiddenSelection, HiddenStateTap
 from engine.model.input_batch import InputBatch, SequenceSlice
 from engine.model.kv_cache import PagedKVCache
+
+
+@dataclass(frozen=True, slots=True)
+class TappedPass:
+    """What a forward pass gives that is asked for hidden states.
+
+    Attributes:
+        logits: float32 [num_rows, vocab_size], of batch.logits_rows.
+        features: [T, width], the wanted hidden states of every token of the batch, in the model's type.
+    """
+
+    logits: torch.Tensor
+    features: torch.Tensor
 
 
 class ModelRunner:
@@ -59,7 +74,30 @@ class ModelRunner:
         Raises:
             RuntimeError: A layer did not attend, so the cache would have a hole.
         """
-        metadata = AttentionMetadata(self._backend.plan(batch, self.cache))
+        return self._run(batch, ResidualSink())
+
+    @torch.inference_mode()
+    def forward_tapped(self, batch: InputBatch, tap: HiddenStateTap) -> TappedPass:
+        """The same pass, and what a tap of this model catches in it.
+
+        Raises:
+            RuntimeError: See `forward`; or a hidden state did not come by.
+        """
+        with tap.listen() as caught:
+            logits = self._run(batch, caught.sink)
+        return TappedPass(logits, tap.rows(caught))
+
+    def tap(self, selection: HiddenSelection) -> HiddenStateTap:
+        """A tap for `forward_tapped`.
+
+        Raises:
+            StartupError: The model has no such hidden state.
+            ModelNotSupported: Its hidden states cannot be found.
+        """
+        return HiddenStateTap(self._module, selection)
+
+    def _run(self, batch: InputBatch, residuals: ResidualSink) -> torch.Tensor:
+        metadata = AttentionMetadata(self._backend.plan(batch, self.cache), residuals)
         keep = {"logits_to_keep": batch.logits_rows} if self._picks_rows else {}
         logits: torch.Tensor = self._module(
             input_ids=batch.input_ids[None],

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
+from engine.model.hidden_states import HiddenSelection
 from engine.sampling_params import SamplingParams
 from engine.speculation.text_store import TextStore
 from engine.token_tree import MAX_NODES, TokenTree
@@ -22,12 +25,40 @@ class Requirements:
         max_model_len: It cannot draft behind this many tokens; None is no limit of its own.
         text_store: Where the engine shall put the texts of requests that have ended; None is nowhere.
         branches: Its trees may have more nodes than levels, so that short room costs levels and not nodes.
+        hidden_states: What it reads of the target; None is nothing. Together with `has_cache` it has to be
+            told of every position, so that it is asked with a budget of 0 too, and the prefix cache gives
+            its requests only what is in its own cache as well.
     """
 
     has_cache: bool = False
     max_model_len: int | None = None
     text_store: TextStore | None = None
     branches: bool = False
+    hidden_states: HiddenSelection | None = None
+
+    @property
+    def follows(self) -> bool:
+        """Whether its cache is made of the target's hidden states, which pass by only once."""
+        return self.has_cache and self.hidden_states is not None
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """Hidden states of the target at consecutive positions of a request.
+
+    Attributes:
+        start: The first position.
+        rows: [num_positions, width], the states that were asked for side by side, in the target's type. A
+            piece of the whole batch's tensor: whoever keeps it copies it.
+    """
+
+    start: int
+    rows: torch.Tensor
+
+    @property
+    def end(self) -> int:
+        """The position behind the last one."""
+        return self.start + len(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +75,12 @@ class DraftRequest:
             the request was last admitted; where a cache starts to compute.
         block_table: Block ids of the request; they cover token_ids and `budget` more slots.
         params: Its sampling parameters, the seed resolved.
-        budget: Draft nodes wanted at most. 0 while the prompt is being read: nothing to propose, but a
-            cache may follow up to num_computed_tokens.
+        budget: Draft nodes wanted at most. 0 while the prompt is being read, and in steps that shall go
+            without a draft: nothing to propose, but a cache may follow up to num_computed_tokens.
         max_depth: Levels at most: deeper nodes have no room in the context or in the answer.
         num_requests: How many share the step, this one included: the more, the less rows come for free.
+        features: Hidden states of the committed positions that the last step computed, up to
+            num_computed_tokens; None if nobody asked for them.
     """
 
     request_id: str
@@ -60,6 +93,7 @@ class DraftRequest:
     budget: int
     max_depth: int = MAX_NODES
     num_requests: int = 1
+    features: FeatureRows | None = None
 
 
 @dataclass(frozen=True, slots=True)

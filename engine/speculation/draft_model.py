@@ -5,14 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.model.input_batch import SequenceSlice
 from engine.model.model_runner import ModelRunner
-from engine.sampling.logits import process_logits
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
 from engine.speculation.draft_cache import Motion, Progress, cached_path, moves, plan_motions
-from engine.speculation.drawing import DrawingStyle, draw_children
+from engine.speculation.growing import TreeGrower, next_levels
 from engine.speculation.growing_tree import GrowingTree
-from engine.speculation.growth import Gardener
 from engine.token_tree import EMPTY_TREE, TokenTree
 
 
@@ -45,24 +42,13 @@ class DraftModelSpeculator:
     Args:
         runner: The draft model. Its vocab_size is the target's, so that no other id is ever drafted.
         limits: What bounds its passes.
-        eos_token_ids: The target's EOS ids; no node hangs off one of them.
-        gardener: Which trees it grows.
-        style: How their tokens are drawn.
+        grower: Which trees it grows, and how their tokens are drawn.
     """
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        limits: DraftLimits,
-        eos_token_ids: frozenset[int],
-        gardener: Gardener,
-        style: DrawingStyle,
-    ) -> None:
+    def __init__(self, runner: ModelRunner, limits: DraftLimits, grower: TreeGrower) -> None:
         self._runner = runner
         self._limits = limits
-        self._eos_token_ids = eos_token_ids
-        self._gardener = gardener
-        self._style = style
+        self._grower = grower
         self._progress: dict[str, Progress] = {}
         self._step = 0
 
@@ -70,7 +56,7 @@ class DraftModelSpeculator:
     def requirements(self) -> Requirements:
         """A cache beside the target's, and drafts within the draft model's context."""
         return Requirements(
-            has_cache=True, max_model_len=self._limits.max_model_len, branches=self._style.branches
+            has_cache=True, max_model_len=self._limits.max_model_len, branches=self._grower.branches
         )
 
     @torch.inference_mode()
@@ -108,7 +94,7 @@ class DraftModelSpeculator:
             progress = self._progress.get(request.request_id)
             if progress is None:
                 continue
-            self._gardener.note(progress.proposed, request.token_ids[progress.num_computed :])
+            self._grower.note(progress.proposed, request.token_ids[progress.num_computed :])
             # Whoever sat a step out may share its blocks by now with a request that computed them anew,
             # over the scratch slots.
             path = cached_path(progress, request.token_ids, is_recent=progress.step == self._step - 1)
@@ -140,48 +126,22 @@ class DraftModelSpeculator:
         logits = self._runner.forward(self._runner.build([motion.slice() for motion in motions]))
         for motion in motions:
             self._progress[motion.request.request_id] = Progress(motion.end, step=self._step)
-        trees = [self._start(motion.request) for motion in motions if motion.is_complete]
-        self._draw(trees, logits)
+        trees = [
+            self._grower.start(motion.request, self._limits.max_model_len - motion.end)
+            for motion in motions
+            if motion.is_complete
+        ]
+        self._grower.draw(trees, logits)
         return trees
-
-    def _start(self, request: DraftRequest) -> GrowingTree:
-        proposal = self._style.proposal(request.params)
-        room = self._limits.max_model_len - len(request.token_ids)
-        growth = self._gardener.start(proposal, request.budget, min(request.max_depth, room))
-        return GrowingTree(request, proposal, growth, self._eos_token_ids)
 
     def _grow(self, trees: Sequence[GrowingTree]) -> None:
         """Computes the pending level of each tree and draws the next one."""
-        logits: list[torch.Tensor] = []
-        slices: list[SequenceSlice] = []
-        spare = self._limits.max_num_batched_tokens
-        for tree in trees:
-            while tree.num_pending:
-                slices.append(tree.take(spare))
-                spare -= len(slices[-1])
-                if not spare:
-                    logits.append(self._runner.forward(self._runner.build(slices)))
-                    slices, spare = [], self._limits.max_num_batched_tokens
-        if slices:
-            logits.append(self._runner.forward(self._runner.build(slices)))
+        logits = [
+            self._runner.forward(self._runner.build([piece for _, piece in pieces]))
+            for pieces in next_levels(trees, self._limits.max_num_batched_tokens)
+        ]
         for tree in trees:
             request = tree.request
             progress = Progress(len(request.token_ids), tree.placed(), step=self._step)
             self._progress[request.request_id] = progress
-        self._draw(trees, torch.cat(logits))
-
-    def _draw(self, trees: Sequence[GrowingTree], logits: torch.Tensor) -> None:
-        """Draws the children of each row, processed as if the path to it had been emitted.
-
-        Args:
-            trees: Whose rows these are, in order.
-            logits: float32 [num_rows, vocab_size].
-        """
-        if not trees:
-            return
-        groups = [tree.row_group() for tree in trees]
-        wishes = [wish for tree, group in zip(trees, groups, strict=True) for wish in tree.wishes(group)]
-        operators = self._runner.operators
-        children = iter(draw_children(process_logits(logits, groups, operators), wishes, operators))
-        for tree, group in zip(trees, groups, strict=True):
-            tree.add([next(children) for _ in group.paths])
+        self._grower.draw(trees, torch.cat(logits))

@@ -1,6 +1,8 @@
 """Builds the speculator that the configuration names; the only place that knows which class is which."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import torch
 
 from engine.config import (
     DraftModelSpeculation,
@@ -11,6 +13,9 @@ from engine.config import (
     SpeculationConfig,
     SuffixSpeculation,
 )
+from engine.drafting_config import ModelSection
+from engine.errors import StartupError
+from engine.head_config import EagleSpeculation, MedusaSpeculation
 from engine.model.attention.choice import choose_backend
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loader import LoadedModel, load_causal_lm
@@ -20,25 +25,38 @@ from engine.speculation.base import Speculator
 from engine.speculation.continuation import GrowthRules
 from engine.speculation.draft_model import DraftLimits, DraftModelSpeculator
 from engine.speculation.drawing import DrawingStyle
+from engine.speculation.eagle import EagleSpeculator
+from engine.speculation.growing import TreeGrower
 from engine.speculation.growth import (
     ChainGardener,
     DynamicGardener,
     Gardener,
     SequoiaGardener,
+    ShapeRates,
     StaticGardener,
 )
+from engine.speculation.head_progress import BoundaryFeatures
+from engine.speculation.head_rates import HeadRates
+from engine.speculation.head_runner import HeadRunner
+from engine.speculation.heads.medusa_tree import shape_of
+from engine.speculation.loaded_head import LoadedEagle, LoadedHead, LoadedMedusa, load_head
+from engine.speculation.medusa import MedusaSpeculator
 from engine.speculation.ngram import NgramSpeculator
+from engine.speculation.rank_rates import RankRates
 from engine.speculation.several import SeveralSpeculators
 from engine.speculation.suffix import SuffixSpeculator
+from engine.speculation.target_ends import TargetEnds
 from engine.speculation.text_store import TextStore
 from engine.speculation.tree_shape import PRIOR_RATES, likeliest_shape
 from engine.tree_config import DynamicTree, SequoiaTree, StaticTree
 
+Draft = LoadedModel | LoadedHead
+
 
 def load_drafts(
     speculation: SpeculationConfig, target: LoadedModel, model_config: ModelConfig
-) -> list[LoadedModel]:
-    """The models that the method needs beside the target.
+) -> list[Draft]:
+    """The models and heads that the method needs beside the target.
 
     They are loaded before any cache is built, since all models share the memory that caches take.
 
@@ -48,6 +66,8 @@ def load_drafts(
         model_config: The target's settings. Device, types, cache folder and trust hold for the draft as well.
 
     Raises:
+        ModelNotFound: There is no such model or head.
+        ModelNotSupported: A head is of another kind, or for another target.
         StartupError: A draft cannot be loaded, or an id does not mean the same token to both models.
     """
     match speculation:
@@ -56,12 +76,15 @@ def load_drafts(
                 (speculation.draft_model, speculation.draft_revision),
                 *((name, None) for name in speculation.extra_draft_models),
             ]
-            drafts = []
+            drafts: list[Draft] = []
             for name, revision in names:
                 own = {"model": name, "revision": revision, "max_model_len": None, "chat_template": None}
-                drafts.append(load_causal_lm(model_config.model_copy(update=own)))
-                check_same_vocabulary(target, drafts[-1])
+                draft = load_causal_lm(model_config.model_copy(update=own))
+                check_same_vocabulary(target, draft)
+                drafts.append(draft)
             return drafts
+        case EagleSpeculation() | MedusaSpeculation():
+            return [load_head(speculation, target, model_config)]
         case NoSpeculation() | NgramSpeculation() | SuffixSpeculation():
             return []
 
@@ -69,7 +92,7 @@ def load_drafts(
 def max_draft_nodes(speculation: SpeculationConfig) -> int:
     """Draft nodes per step where a request does not say."""
     match speculation:
-        case DraftModelSpeculation(max_nodes=max_nodes):
+        case ModelSection(max_nodes=max_nodes):
             return max_nodes
         case _:
             return speculation.num_draft_tokens
@@ -78,14 +101,14 @@ def max_draft_nodes(speculation: SpeculationConfig) -> int:
 def wants_probe(speculation: SpeculationConfig) -> bool:
     """Whether a start should try the method out: where a model drafts, which may be the wrong one."""
     match speculation:
-        case DraftModelSpeculation(probe=probe):
+        case ModelSection(probe=probe):
             return probe
         case _:
             return False
 
 
 def build_speculator(
-    config: EngineConfig, target: LoadedModel, drafts: Sequence[LoadedModel], num_blocks: int
+    config: EngineConfig, target: LoadedModel, drafts: Sequence[Draft], num_blocks: int
 ) -> Speculator | None:
     """The speculator of `config.speculation`; None for plain decoding.
 
@@ -103,8 +126,16 @@ def build_speculator(
         case SuffixSpeculation() as suffix:
             return _suffix_speculator(suffix, target.eos_token_ids)
         case DraftModelSpeculation():
-            speculators = [_draft_with(draft, config, target, num_blocks) for draft in drafts]
+            models = [draft for draft in drafts if isinstance(draft, LoadedModel)]
+            speculators = [_draft_with(draft, config, target, num_blocks) for draft in models]
             return speculators[0] if len(speculators) == 1 else SeveralSpeculators(speculators)
+        case EagleSpeculation() as eagle:
+            [head] = [draft for draft in drafts if isinstance(draft, LoadedEagle)]
+            grower = _grower(eagle, target, _gardener(eagle.tree))
+            return _eagle_speculator(head, config, target, num_blocks, grower)
+        case MedusaSpeculation() as medusa:
+            [heads] = [draft for draft in drafts if isinstance(draft, LoadedMedusa)]
+            return _medusa_speculator(heads, medusa, target)
 
 
 def _draft_with(
@@ -116,24 +147,60 @@ def _draft_with(
     return DraftModelSpeculator(
         ModelRunner(draft.module, cache, choose_backend(draft.operators), target.vocab_size, draft.operators),
         DraftLimits(draft.max_model_len, config.scheduler.max_num_batched_tokens),
-        target.eos_token_ids,
-        _gardener(speculation.tree),
-        DrawingStyle(
-            couples=speculation.draft_sampling == "coupled",
-            with_replacement=speculation.sibling_sampling == "with_replacement",
-            branches=speculation.tree is not None and speculation.tree.branches,
-        ),
+        _grower(speculation, target, _gardener(speculation.tree)),
     )
 
 
-def _gardener(tree: StaticTree | SequoiaTree | DynamicTree | None) -> Gardener:
+def _eagle_speculator(
+    loaded: LoadedEagle, config: EngineConfig, target: LoadedModel, num_blocks: int, grower: TreeGrower
+) -> EagleSpeculator:
+    block_size = config.cache.block_size
+    cache = PagedKVCache(loaded.layers, num_blocks, block_size, loaded.dtype, target.device)
+    ends = TargetEnds(target.module, target.vocab_size)
+    feature = torch.empty(loaded.numbers_per_block, dtype=target.dtype, device=target.device)
+    return EagleSpeculator(
+        HeadRunner(loaded.head, cache, choose_backend(target.operators), ends),
+        loaded.hidden_states,
+        BoundaryFeatures(num_blocks, block_size, feature),
+        config.scheduler.max_num_batched_tokens,
+        grower,
+    )
+
+
+def _medusa_speculator(
+    loaded: LoadedMedusa, speculation: MedusaSpeculation, target: LoadedModel
+) -> MedusaSpeculator:
+    num_heads, choices = loaded.heads.config.num_heads, loaded.heads.config.choices
+    gardener = _gardener(speculation.tree, lambda: HeadRates(num_heads))
+    if speculation.medusa_choices:
+        if choices is None:
+            raise StartupError(
+                f"medusa_choices is on, but the config of {loaded.name} names no tree: set tree instead"
+            )
+        gardener = StaticGardener(shape_of(choices))
+    ends = TargetEnds(target.module, target.vocab_size)
+    return MedusaSpeculator(loaded.heads, ends, _grower(speculation, target, gardener))
+
+
+def _grower(speculation: ModelSection, target: LoadedModel, gardener: Gardener) -> TreeGrower:
+    style = DrawingStyle(
+        couples=speculation.draft_sampling == "coupled",
+        with_replacement=speculation.sibling_sampling == "with_replacement",
+        branches=speculation.tree_branches,
+    )
+    return TreeGrower(gardener, style, target.eos_token_ids, target.operators)
+
+
+def _gardener(
+    tree: StaticTree | SequoiaTree | DynamicTree | None, make_rates: Callable[[], ShapeRates] = RankRates
+) -> Gardener:
     match tree:
         case None:
             return ChainGardener()
         case StaticTree(widths=widths, num_nodes=num_nodes):
             return StaticGardener(likeliest_shape(PRIOR_RATES, num_nodes, widths))
         case SequoiaTree(max_nodes=max_nodes, max_depth=max_depth):
-            return SequoiaGardener(max_nodes, max_depth)
+            return SequoiaGardener(max_nodes, max_depth, make_rates)
         case DynamicTree(max_nodes=max_nodes, max_depth=max_depth, top_k=top_k):
             return DynamicGardener(max_nodes, max_depth, top_k)
 

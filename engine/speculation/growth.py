@@ -3,14 +3,13 @@
 A Gardener lasts as long as the engine; it starts a Growth per request and step, which decides level by level.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.speculation.rank_rates import RankRates
-from engine.speculation.tree_shape import TreeShape, likeliest_shape
+from engine.speculation.tree_shape import TreeShape
 from engine.token_tree import Proposal, TokenTree
 
-_MAX_CHILDREN = 8
 _VERDICTS_PER_SHAPE = 64
 
 
@@ -140,16 +139,33 @@ class StaticGardener(_Unlearning):
         return ShapedGrowth(self._shape.fitted(num_nodes, max_depth))
 
 
+class ShapeRates(Protocol):
+    """Measures which nodes of trees stand, and knows the shape that this speaks for."""
+
+    def note(self, tree: TokenTree, committed: Sequence[int]) -> int:
+        """Enters which tokens have come since a tree was proposed; how many of its nodes were reached."""
+
+    def best_shape(self, max_nodes: int, max_depth: int) -> TreeShape:
+        """The tree with the most accepted tokens to be expected."""
+
+
 class SequoiaGardener:
-    """The best shape for the acceptance by rank that was measured so far, apart for each way of drawing.
+    """The best shape for the acceptance that was measured so far, apart for each way of drawing.
 
     A tree's shape depends on earlier verdicts only, never on its own tokens, so ratio rules may verify it.
+
+    Args:
+        max_nodes: Nodes of a tree at most.
+        max_depth: Levels at most.
+        make_rates: How acceptance is measured: by rank alone unless said otherwise.
     """
 
-    def __init__(self, max_nodes: int, max_depth: int) -> None:
+    def __init__(
+        self, max_nodes: int, max_depth: int, make_rates: Callable[[], ShapeRates] = RankRates
+    ) -> None:
         self._max_nodes = max_nodes
         self._max_depth = max_depth
-        self._rates = {proposal: RankRates() for proposal in Proposal}
+        self._rates = {proposal: make_rates() for proposal in Proposal}
         self._num_since = dict.fromkeys(Proposal, 0)
         self._shapes = {proposal: self._best(proposal) for proposal in Proposal}
 
@@ -166,8 +182,7 @@ class SequoiaGardener:
             self._shapes[proposal] = self._best(proposal)
 
     def _best(self, proposal: Proposal) -> TreeShape:
-        widths = (_MAX_CHILDREN,) * self._max_depth
-        return likeliest_shape(self._rates[proposal].rates(), self._max_nodes, widths)
+        return self._rates[proposal].best_shape(self._max_nodes, self._max_depth)
 
 
 class DynamicGardener(_Unlearning):

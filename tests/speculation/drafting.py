@@ -16,6 +16,7 @@ from engine.sampling_params import SamplingParams
 from engine.speculation.base import DraftRequest, ProposalContext, Speculator
 from engine.speculation.draft_model import DraftLimits, DraftModelSpeculator
 from engine.speculation.drawing import DrawingStyle
+from engine.speculation.growing import TreeGrower
 from engine.speculation.growth import ChainGardener, Gardener
 from engine.token_tree import TokenTree
 from tests.tiny import VOCAB_SIZE
@@ -54,9 +55,9 @@ def make_drafter(
     return DraftModelSpeculator(
         runner,
         DraftLimits(max_model_len, max_num_batched_tokens),
-        eos_token_ids,
-        gardener or ChainGardener(),
-        style or DrawingStyle(branches=gardener is not None),
+        TreeGrower(
+            gardener or ChainGardener(), style or DrawingStyle(branches=gardener is not None), eos_token_ids
+        ),
     )
 
 

@@ -64,15 +64,30 @@ class AttentionBackend(Protocol):
 
 
 @dataclass(slots=True)
+class ResidualSink:
+    """Where a pass leaves the residual streams that somebody wants to see.
+
+    Attributes:
+        layers: Layers whose input is wanted; the number of layers stands for what the last one gives.
+        states: By layer, [T, hidden_size].
+    """
+
+    layers: tuple[int, ...] = ()
+    states: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class AttentionMetadata:
-    """What one forward pass tells attention, and which layers have called it.
+    """What one forward pass tells the layers, and which of them have attended.
 
     Attributes:
         plan: How this pass attends, and the cache it writes to; two models in a process are two caches.
+        residuals: What layers that are one operator are to write out.
         layers_seen: Layers that have attended in this pass.
     """
 
     plan: AttentionPlan
+    residuals: ResidualSink = field(default_factory=ResidualSink)
     layers_seen: set[int] = field(default_factory=set)
 
     def attend(

@@ -67,7 +67,7 @@ class CpuOperators:
         rms_norm: RMSNorm over the last dimension.
         gate_silu, gate_gelu_tanh: The activation of a gated feed-forward layer.
         rotate: Rotary positions for queries and keys that come from one matrix.
-        run_layers: All decoder layers of a model.
+        run_layers: All decoder layers of a model, and what goes into wanted ones.
         truncate_rows: Temperature, top_k, top_p and min_p on rows of logits.
         top_rows: The highest entries of rows of logits under keyed Gumbel noise.
     """

@@ -254,20 +254,37 @@ void add_to(at::Tensor& x, const at::Tensor& y) {
   });
 }
 
+// x [1, T, size] to the places of residuals [T, wanted, size] that are for this layer.
+void keep_residuals(const at::Tensor& x, size_t layer, at::IntArrayRef wanted, at::Tensor& residuals) {
+  const int64_t size = x.size(2), num_wanted = static_cast<int64_t>(wanted.size());
+  const auto* source = x.const_data_ptr<float>();
+  auto* target = residuals.mutable_data_ptr<float>();
+  for (int64_t place = 0; place < num_wanted; ++place) {
+    if (wanted[place] != static_cast<int64_t>(layer)) continue;
+    for (int64_t t = 0; t < x.size(1); ++t)
+      std::memcpy(target + (t * num_wanted + place) * size, source + t * size, size * sizeof(float));
+  }
+}
+
 // Decoder layers, x = x + attention(norm(x)), then x = x + feed_forward(norm(x)). hidden: [1, T, size]. Per layer
 //   14 parameters: norm, three of queries, keys and values in one, three of the output, norm, three of gate and up in
 //   one, three of down (each weights, scales, bias);
 //   8 sizes: heads, kv_heads, window, whether gelu and not silu, outputs of the four linear layers;
 //   4 factors: eps of the norms, scale and softcap of attention.
-at::Tensor run_layers(const at::Tensor& hidden, const at::Tensor& cosine, const at::Tensor& sine,
+// wanted: numbers of layers, the count of layers for what the last one gives. Returns what the last layer gives, and
+// [T, wanted, size], what goes into the wanted layers.
+std::tuple<at::Tensor, at::Tensor> run_layers(const at::Tensor& hidden, const at::Tensor& cosine, const at::Tensor& sine,
                       at::TensorList parameters, at::IntArrayRef sizes, at::ArrayRef<double> factors,
                       at::TensorList key_caches, at::TensorList value_caches, const at::Tensor& slots,
                       const at::Tensor& spans, const at::Tensor& context, const at::Tensor& visible,
-                      const at::Tensor& ancestors) {
+                      const at::Tensor& ancestors, at::IntArrayRef wanted) {
+  const int64_t num_wanted = static_cast<int64_t>(wanted.size());
   at::Tensor x = at::empty(hidden.sizes(), hidden.options());
+  at::Tensor residuals = at::empty({hidden.size(1), num_wanted, hidden.size(2)}, hidden.options());
   const at::Tensor source = hidden.contiguous();
   std::memcpy(x.mutable_data_ptr<float>(), source.const_data_ptr<float>(), x.numel() * sizeof(float));
   for (size_t layer = 0; layer < key_caches.size(); ++layer) {
+    keep_residuals(x, layer, wanted, residuals);
     const at::TensorList own = parameters.slice(14 * layer, 14);
     const at::IntArrayRef size = sizes.slice(8 * layer, 8);
     const at::ArrayRef<double> factor = factors.slice(4 * layer, 4);
@@ -280,7 +297,8 @@ at::Tensor run_layers(const at::Tensor& hidden, const at::Tensor& cosine, const 
     const at::Tensor both = linear_of(rms_norm(x, own[7], factor[1]), own.slice(8, 3), size[6]);
     add_to(x, linear_of(size[3] ? gate<gelu_tanh>(both) : gate<silu>(both), own.slice(11, 3), size[7]));
   }
-  return x;
+  keep_residuals(x, key_caches.size(), wanted, residuals);
+  return {x, residuals};
 }
 
 // Truncates rows of logits in place. options: float64 [rows, 4]: temperature (0 leaves the row as it is), top_k (0 is
@@ -337,7 +355,7 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
   library.def(
       "run_layers(Tensor hidden, Tensor cosine, Tensor sine, Tensor[] parameters, int[] sizes, float[] factors, "
       "Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor slots, Tensor spans, Tensor context, Tensor visible, "
-      "Tensor ancestors) -> Tensor");
+      "Tensor ancestors, int[] wanted) -> (Tensor, Tensor)");
   library.def("truncate_rows(Tensor(a!) logits, Tensor options) -> ()");
   library.def("top_rows(Tensor logits, Tensor starts, int count) -> (Tensor, Tensor)");
 }

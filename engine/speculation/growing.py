@@ -1,0 +1,108 @@
+"""TreeGrower: what all drafting models do alike, whatever computes their rows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from engine.model.input_batch import SequenceSlice
+from engine.sampling.logits import RowOperators, process_logits
+from engine.speculation.base import DraftRequest
+from engine.speculation.drawing import DrawingStyle, draw_children
+from engine.speculation.growing_tree import GrowingTree
+from engine.speculation.growth import Gardener
+from engine.token_tree import MAX_NODES, TokenTree
+
+
+class TreeGrower:
+    """Starts trees and draws their nodes.
+
+    Args:
+        gardener: Which trees are grown.
+        style: How their tokens are drawn.
+        eos_token_ids: The target's EOS ids; no node hangs off one of them.
+        operators: What rows of logits are processed with; None is plain torch.
+    """
+
+    def __init__(
+        self,
+        gardener: Gardener,
+        style: DrawingStyle,
+        eos_token_ids: frozenset[int],
+        operators: RowOperators | None = None,
+    ) -> None:
+        self._gardener = gardener
+        self._style = style
+        self._eos_token_ids = eos_token_ids
+        self._operators = operators
+
+    @property
+    def branches(self) -> bool:
+        """Whether nodes may have siblings."""
+        return self._style.branches
+
+    def note(self, tree: TokenTree, committed: Sequence[int]) -> None:
+        """Learns which tokens have come since a tree was proposed."""
+        self._gardener.note(tree, committed)
+
+    def start(self, request: DraftRequest, room: int = MAX_NODES) -> GrowingTree:
+        """A tree without nodes; its first rows are the root's.
+
+        Args:
+            request: Whose it is.
+            room: Levels that whoever drafts has room for.
+        """
+        proposal = self._style.proposal(request.params)
+        growth = self._gardener.start(proposal, request.budget, min(request.max_depth, room))
+        return GrowingTree(request, proposal, growth, self._eos_token_ids)
+
+    def draw(self, trees: Sequence[GrowingTree], logits: torch.Tensor) -> None:
+        """Draws the children of each row, processed as if the path to it had been emitted.
+
+        Args:
+            trees: Whose rows these are, in order.
+            logits: float32 [num_rows, vocab_size].
+        """
+        if not trees:
+            return
+        groups = [tree.row_group() for tree in trees]
+        wishes = [wish for tree, group in zip(trees, groups, strict=True) for wish in tree.wishes(group)]
+        rows = process_logits(logits, groups, self._operators)
+        children = iter(draw_children(rows, wishes, self._operators))
+        for tree, group in zip(trees, groups, strict=True):
+            tree.add([next(children) for _ in group.paths])
+
+    def draw_alike(self, trees: Sequence[GrowingTree], logits: torch.Tensor) -> None:
+        """Draws the same children for all rows of a tree, for models that do not see the path to a node.
+
+        The row is processed as if the path to its first node had been emitted, and drawn from once.
+
+        Args:
+            trees: Those with rows.
+            logits: float32 [len(trees), vocab_size].
+        """
+        every = [tree.wishes(tree.row_group()) for tree in trees]
+        groups = [replace(group, paths=group.paths[:1]) for group in (tree.row_group() for tree in trees)]
+        widest = [replace(wishes[0], width=max(wish.width for wish in wishes)) for wishes in every]
+        rows = process_logits(logits, groups, self._operators)
+        drawn = draw_children(rows, widest, self._operators)
+        for tree, wishes, children in zip(trees, every, drawn, strict=True):
+            tree.add([children[: wish.width] for wish in wishes])
+
+
+def next_levels(
+    trees: Sequence[GrowingTree], num_tokens: int
+) -> Iterator[list[tuple[GrowingTree, SequenceSlice]]]:
+    """The pending nodes of trees, as the passes of `num_tokens` tokens at most that compute them."""
+    pieces: list[tuple[GrowingTree, SequenceSlice]] = []
+    spare = num_tokens
+    for tree in trees:
+        while tree.num_pending:
+            piece = tree.take(spare)
+            pieces.append((tree, piece))
+            spare -= len(piece)
+            if not spare:
+                yield pieces
+                pieces, spare = [], num_tokens
+    if pieces:
+        yield pieces

@@ -1,0 +1,56 @@
+"""What draft heads share of the target: its embedding, its output layer and its ids."""
+
+from collections.abc import Callable
+
+import torch
+from transformers import PreTrainedModel
+
+
+class TargetEnds:
+    """The first and the last layer of a target.
+
+    Args:
+        module: The target.
+        vocab_size: Ids that may be drafted.
+
+    Attributes:
+        embed: Its embedding, int64 [...] to [..., hidden_size].
+        vocab_size: See above.
+    """
+
+    def __init__(self, module: PreTrainedModel, vocab_size: int) -> None:
+        config = module.config.get_text_config()
+        embedding = module.get_input_embeddings()
+        self.embed: Callable[[torch.Tensor], torch.Tensor] = embedding
+        self.vocab_size = vocab_size
+        self._num_rows: int = embedding.weight.shape[0]
+        self._lm_head: Callable[[torch.Tensor], torch.Tensor] = module.get_output_embeddings()
+        # What some architectures do to their logits: Cohere's and Granite's factors, Gemma's cap.
+        self._factor = float(getattr(config, "logit_scale", None) or 1.0)
+        self._factor /= float(getattr(config, "logits_scaling", None) or 1.0)
+        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+
+    def score(self, state: torch.Tensor) -> torch.Tensor:
+        """The target's logits of states after its final norm, [..., hidden_size] to [..., rows]."""
+        logits = self._lm_head(state)
+        if self._factor != 1.0:
+            logits = logits * self._factor
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
+
+    def spread(self, logits: torch.Tensor, draft_to_target: torch.Tensor | None) -> torch.Tensor:
+        """A head's logits at the places of the target's ids, -inf where the head has none.
+
+        Args:
+            logits: [..., draft_vocab_size], or [..., rows] of the target.
+            draft_to_target: int64 [draft_vocab_size], the id of each; None where they are the target's.
+
+        Returns:
+            float32 [..., vocab_size].
+        """
+        logits = logits.float()
+        if draft_to_target is not None:
+            spread = logits.new_full((*logits.shape[:-1], self._num_rows), -torch.inf)
+            logits = spread.index_copy_(-1, draft_to_target, logits)
+        return logits[..., : self.vocab_size]

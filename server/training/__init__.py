@@ -1,0 +1,1 @@
+"""`outrider train-head`: trains draft heads."""
