@@ -17,6 +17,8 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 DraftSampling = Literal["coupled", "greedy"]
 SiblingSampling = Literal["without_replacement", "with_replacement"]
+PlannerName = Literal["auto", "fixed"]
+Lookup = Literal["none", "ngram", "suffix"]
 AcceptanceName = Literal["match", "rejection", "block", "typical"]
 DType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 
@@ -103,6 +105,11 @@ class NoSpeculation(Section):
         return 0
 
     @property
+    def planner(self) -> PlannerName:
+        """There is nothing to plan."""
+        return "fixed"
+
+    @property
     def policy(self) -> AcceptancePolicy:
         """Nothing is drafted, so that any lossless rule holds."""
         return ANY_LOSSLESS
@@ -119,6 +126,11 @@ class DraftingSection(Section):
     )
     allow_lossy: bool = Field(
         False, description="Let requests ask for typical acceptance, which changes what the model says."
+    )
+    planner: PlannerName = Field(
+        "auto",
+        description="auto: each step drafts as much as pays, by measured costs and acceptance, down to "
+        "nothing under load; fixed: as much as is set.",
     )
 
     @property
@@ -212,7 +224,11 @@ class DraftModelSpeculation(DraftingSection):
     sibling_sampling: SiblingSampling = Field(
         "without_replacement", description="How a tree's siblings are drawn under rejection."
     )
-
+    lookup: Lookup = Field(
+        "none",
+        description="Prompt lookup that drafts before the draft model, wherever it has more to offer: ngram "
+        "or suffix, with their defaults.",
+    )
     probe: bool = Field(
         True, description="Draft a few tokens at start, and warn if the target accepts hardly any."
     )

@@ -42,7 +42,9 @@ class HttpConfig(Section):
         30, ge=0, description="Time that running answers get to finish after SIGTERM or Ctrl+C."
     )
     profiling: bool = Field(
-        False, description="Let clients ask for traces of the engine's steps at /profile; they slow it down."
+        False,
+        description="Let clients ask for traces of the engine's steps at /profile, which slow it down, and "
+        "for the planner's figures at /debug/planner.",
     )
     log_level: LogLevel = Field("info", description="Least severe messages that are logged.")
 

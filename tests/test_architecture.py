@@ -18,15 +18,15 @@ MAX_FUNCTION_LINES = 50
 ENGINE_LAYERS = (
     ("errors",),
     ("sampling_params", "chat_template"),
-    ("token_tree", "tree_config"),
+    ("token_tree", "tree_config", "planning"),
     ("acceptance",),
     ("config", "outputs", "catalog"),
     ("client",),
-    ("core", "model", "sampling"),
+    ("core", "model", "sampling", "inquiry"),
     ("tokenizer",),
     ("detokenizer",),
     ("speculation", "output_processor", "admission", "prompt_logprobs", "step_recorder", "step_timer"),
-    ("drafting", "profiler"),
+    ("drafting", "profiler", "calibration"),
     ("engine_core",),
     ("async_engine", "speculation_probe"),
     ("factory",),
@@ -61,7 +61,16 @@ SEEN_BY_VERIFY = SEEN_BY_BENCH | {
     "server.log_setup",
     *(f"server.bench.{name}" for name in ("asking", "client", "progress", "prompts", "records", "values")),
 }
-SEEN_BY_SERVER = {"errors", "acceptance", "config", "sampling_params", "outputs", "client", "catalog"}
+SEEN_BY_SERVER = {
+    "errors",
+    "acceptance",
+    "config",
+    "sampling_params",
+    "outputs",
+    "planning",
+    "client",
+    "catalog",
+}
 # Who may build an engine, and who alone may use them.
 COMPOSITION_ROOTS = {"server.serve": "server.cli", "server.verify.in_process": "server.verify.command"}
 # The bookkeeping and the server: testable without torch, importable in no time.

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.sampling_params import SamplingParams
+from engine.speculation.evidence import ALONE, RowPrice
 from engine.speculation.text_store import TextStore
+from engine.speculation.tree_shape import TreeShape
 from engine.token_tree import MAX_NODES, TokenTree
 
 
@@ -22,12 +24,17 @@ class Requirements:
         max_model_len: It cannot draft behind this many tokens; None is no limit of its own.
         text_store: Where the engine shall put the texts of requests that have ended; None is nowhere.
         branches: Its trees may have more nodes than levels, so that short room costs levels and not nodes.
+        estimates: Its trees say how likely each node is to stand, in `probabilities`, and cost next to
+            nothing. So it is asked before it is known how many nodes pay, and its trees are cut afterwards.
+        shape: What its trees usually look like, for estimates of how many nodes pay; None is a chain.
     """
 
     has_cache: bool = False
     max_model_len: int | None = None
     text_store: TextStore | None = None
     branches: bool = False
+    estimates: bool = False
+    shape: TreeShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ class DraftRequest:
         budget: Draft nodes wanted at most. 0 while the prompt is being read: nothing to propose, but a
             cache may follow up to num_computed_tokens.
         max_depth: Levels at most: deeper nodes have no room in the context or in the answer.
-        num_requests: How many share the step, this one included: the more, the less rows come for free.
+        price: Whether a node is worth its row, for those who know how likely it is to stand.
     """
 
     request_id: str
@@ -59,7 +66,7 @@ class DraftRequest:
     params: SamplingParams
     budget: int
     max_depth: int = MAX_NODES
-    num_requests: int = 1
+    price: RowPrice = ALONE
 
 
 @dataclass(frozen=True, slots=True)

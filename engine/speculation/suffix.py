@@ -46,7 +46,7 @@ class SuffixSpeculator:
     @property
     def requirements(self) -> Requirements:
         """Finished texts, if they are shared."""
-        return Requirements(text_store=self._store)
+        return Requirements(text_store=self._store, estimates=True)
 
     def propose(self, context: ProposalContext) -> list[TokenTree]:
         """See Speculator."""
@@ -68,9 +68,7 @@ class SuffixSpeculator:
             reader = self._readers[request.request_id] = _Reader(search, prompt)
         reader.read(request.token_ids[reader.num_read :])
         ends = ending_ids(request, self._eos_token_ids)
-        return grow(
-            reader.places, reader.rates, self._rules, Room(request.budget, request.num_requests), ends
-        )
+        return grow(reader.places, reader.rates, self._rules, Room(request.budget, request.price), ends)
 
 
 @dataclass(frozen=True, slots=True)
