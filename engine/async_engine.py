@@ -15,7 +15,9 @@ from functools import partial
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
 from engine.engine_core import EngineCore
 from engine.errors import EngineDead, EngineError, InvalidRequest, RequestFailed
+from engine.inquiry import PlannerInquiry
 from engine.outputs import RequestOutput, StepPart
+from engine.planning import PlannerReport
 from engine.profiler import Tracer
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
@@ -71,7 +73,7 @@ class AsyncEngine:
         self._model = model
         self._tokenizer = tokenizer
         self._tracer = Tracer(core.timer)
-        self._commands: queue.SimpleQueue[_Add | _Abort | _Close] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Add | _Abort | PlannerInquiry | _Close] = queue.SimpleQueue()
         self._inboxes: dict[str, _Inbox] = {}
         self._listeners: list[StatsListener] = []
         self._dead = ""
@@ -139,6 +141,15 @@ class AsyncEngine:
         trace = await asyncio.wrap_future(answer)
         return await asyncio.to_thread(trace.export)
 
+    async def planner_report(self) -> PlannerReport:
+        """See EngineClient."""
+        inquiry = PlannerInquiry()
+        with self._death_lock:
+            if self._dead:
+                raise EngineDead(self._dead)
+            self._commands.put(inquiry)
+        return await asyncio.wrap_future(inquiry.answer)
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See EngineClient."""
         encode = partial(self._require_tokenizer().encode, text, add_special_tokens=add_special_tokens)
@@ -200,6 +211,8 @@ class AsyncEngine:
                     self._add(command)
                 case _Abort():
                     self._abort(command)
+                case PlannerInquiry():
+                    command.settle(self._core.planner_report)
                 case _Close():
                     return False
 
@@ -259,13 +272,12 @@ class AsyncEngine:
         """Tells every waiting client, and every later one."""
         with self._death_lock:
             self._dead = reason
-            while True:
-                try:
-                    command = self._commands.get_nowait()
-                except queue.Empty:
-                    break
+            while not self._commands.empty():  # Nobody else takes anything out.
+                command = self._commands.get_nowait()
                 if isinstance(command, _Add):
                     command.inbox.refuse(EngineDead(reason))
+                elif isinstance(command, PlannerInquiry):
+                    command.fail(EngineDead(reason))
             self._tracer.fail(EngineDead(reason))
         self._deliver(dict.fromkeys(list(self._inboxes), EngineDead(reason)))
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
 from engine.outputs import RequestOutput, StepStats
+from engine.planning import PlannerReport
 from engine.sampling_params import SamplingParams
 
 StatsListener = Callable[[StepStats], None]
@@ -99,6 +100,14 @@ class EngineClient(Protocol):
 
         Raises:
             InvalidRequest: Another trace is being made.
+            EngineDead: The engine loop has ended.
+        """
+
+    async def planner_report(self) -> PlannerReport:
+        """What the planner of speculation goes by and has done.
+
+        Raises:
+            InvalidRequest: The engine runs without speculation.
             EngineDead: The engine loop has ended.
         """
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
-from engine.drafting_config import DraftingSection, ModelSection
+from engine.drafting_config import DraftingSection, ModelSection, PlannerName
 from engine.head_config import EagleSpeculation, MedusaSpeculation
 from engine.sampling_params import MAX_DRAFT_TOKENS
 from engine.section import Section
@@ -94,6 +94,11 @@ class NoSpeculation(Section):
     def num_draft_tokens(self) -> int:
         """None are drafted."""
         return 0
+
+    @property
+    def planner(self) -> PlannerName:
+        """There is nothing to plan."""
+        return "fixed"
 
     @property
     def policy(self) -> AcceptancePolicy:

@@ -1,147 +1,322 @@
-"""Drafting: asks the speculator for the next step's trees, within what planner and block pool allow."""
+"""Drafting: asks the speculators for the next step's trees, as planner and block pool allow."""
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import starmap
 
 import torch
 
 from engine.core.request import Request
 from engine.core.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
-from engine.speculation.base import DraftRequest, ProposalContext, Requirements, Speculator
-from engine.speculation.planner import Planner
+from engine.model.hidden_states import HiddenSelection
+from engine.planning import OutcomeCount, PlannerReport, PlanOutcome, PlanStats, RowCost
+from engine.speculation.base import DraftRequest
+from engine.speculation.drafter import Drafter
+from engine.speculation.measurements import Measurements
+from engine.speculation.plan_record import PlanRecord
+from engine.speculation.planner import Grant, Load, Offer, Planner
+from engine.speculation.step_cost import StepShape
 from engine.speculation.step_features import StepFeatures
-from engine.token_tree import EMPTY_TREE, TokenTree
+from engine.token_tree import TokenTree
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """What a round of drafting came to.
+
+    Attributes:
+        num_outgrown: Requests that have just outgrown a draft's context and go on without it.
+        plan: What was planned; None if no request runs.
+    """
+
+    num_outgrown: int
+    plan: PlanStats | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The coming step.
+
+    Attributes:
+        requests: All that run and may speculate, in the scheduler's order.
+        decoding: Those of them that get a token.
+        load: What the step holds without drafts.
+    """
+
+    requests: Sequence[Request]
+    decoding: Sequence[Request]
+    load: Load
 
 
 class Drafting:
     """Speculation as the engine core uses it.
 
     Args:
-        method: The method's name, for the log.
-        speculator: Who proposes.
-        planner: How many nodes each request gets.
-        vocab_size: Draft tokens must be below it.
+        drafters: In the order in which they are asked; those whose trees come with estimates first.
+        planner: Who drafts how many nodes.
+        measurements: What the planner goes by; it knows the same methods in the same order.
+        clock: Seconds, monotonic.
     """
 
-    def __init__(self, method: str, speculator: Speculator, planner: Planner, vocab_size: int) -> None:
-        self.method = method
-        self._speculator = speculator
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        planner: Planner,
+        measurements: Measurements,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._drafters = tuple(drafters)
         self._planner = planner
-        self._vocab_size = vocab_size
+        self._measurements = measurements
+        self._clock = clock
+        self._record = PlanRecord(clock)
         self._outgrown: set[str] = set()
+        self._methods: dict[str, int] = {}  # Who drafted what the next step checks.
+        self._shape = StepShape(0, 0, 0, 0)
+        self._timed: tuple[float | None, float] = (None, 0.0)
         self._features = StepFeatures()
 
     @property
-    def requirements(self) -> Requirements:
-        """What the speculator needs of the engine."""
-        return self._speculator.requirements
+    def hidden_states(self) -> HiddenSelection | None:
+        """What the speculators read of the target; only a head does, and there is one at most."""
+        wanted = (drafter.needs.hidden_states for drafter in self._drafters)
+        return next((selection for selection in wanted if selection is not None), None)
 
     def follows(self, request: Request) -> bool:
-        """Whether the speculator has to see every position of a request, so that none may be skipped."""
-        enabled = request.params.speculation.enabled
-        return enabled and self.requirements.follows and not self._planner.has_outgrown(request)
+        """Whether a speculator has to see every position of a request, so that none may be skipped."""
+        return request.params.speculation.enabled and any(
+            drafter.needs.follows and not drafter.room.has_outgrown(request) for drafter in self._drafters
+        )
 
-    def forwarded(self, plan: SchedulerOutput, features: torch.Tensor) -> None:
+    def note_features(self, plan: SchedulerOutput, features: torch.Tensor) -> None:
         """Takes the hidden states of a step's tokens, [T, width], in the plan's order."""
         self._features.begin(plan.scheduled, features)
 
-    def committed(self, item: ScheduledRequest, accepted: Sequence[int]) -> None:
-        """Learns which of a request's nodes stand, before the scheduler does."""
-        if self.requirements.hidden_states is not None:
+    def note_commit(self, item: ScheduledRequest, accepted: Sequence[int]) -> None:
+        """Learns which of a request's nodes stay, before the scheduler does."""
+        if self.hidden_states is not None:
             self._features.commit(item, accepted)
 
-    def propose(self, scheduler: Scheduler) -> int:
-        """Gives every running request its draft for the next step.
+    def note_plan(self, plan: SchedulerOutput) -> None:
+        """Notes what the step that begins computes."""
+        self._shape = _shape_of(plan.scheduled)
+        for request in plan.preempted:
+            self.release(request)
 
-        A speculator that raises costs this step's drafts and nothing else.
+    def note_verdict(self, item: ScheduledRequest, accepted: Sequence[int]) -> None:
+        """Learns which nodes of a tree stand, whatever a stop then makes of them."""
+        request_id = item.request.request_id
+        method = self._methods.get(request_id)
+        if method is not None and len(item.tree):
+            self._measurements.note_verdict(method, request_id, item.tree, accepted)
+            self._planner.note_verdict(method, request_id, bool(accepted))
 
-        Returns:
-            Requests that have just outgrown the draft's context and decode plainly from here on.
-        """
-        num_outgrown = 0
-        wanted: list[tuple[Request, DraftRequest]] = []
-        for request in scheduler.running:
-            if not request.params.speculation.enabled:
-                continue
-            if self._planner.has_outgrown(request):
-                num_outgrown += self._note_outgrown(request)
-                continue
-            draft_request = self._ask(request, scheduler)
-            if draft_request is not None:
-                wanted.append((request, draft_request))
-        if not wanted:
-            return num_outgrown
-        context = ProposalContext(tuple(draft_request for _, draft_request in wanted))
-        try:
-            trees = self._speculator.propose(context)
-            self._check(context.requests, trees)
-        except Exception:
-            logger.exception("drafting with %s failed; this step goes on without drafts", self.method)
-            trees = [EMPTY_TREE] * len(wanted)
-        for (request, _), tree in zip(wanted, trees, strict=True):
-            request.draft = tree
-        return num_outgrown
+    def note_step(self, forward_seconds: float, host_seconds: float) -> None:
+        """Learns what the step that ends took: the target's pass with the choice of tokens, and the rest."""
+        if self._shape.rows:
+            predicted = self._measurements.note_step(self._shape, forward_seconds, host_seconds)
+            self._timed = (predicted, forward_seconds + host_seconds)
+
+    def propose(self, scheduler: Scheduler) -> Proposed:
+        """Gives running requests their drafts for the next step."""
+        num_outgrown = sum(map(self._note_outgrown, scheduler.running))
+        self._methods.clear()
+        if not scheduler.running:
+            return Proposed(num_outgrown, None)
+        batch = _batch_of(scheduler)
+        offers = self._collect_offers(batch, scheduler)
+        wishes = [
+            []
+            if drafter.needs.estimates
+            else [
+                wish
+                for place, request in enumerate(batch.decoding)
+                if (wish := drafter.wish(place, request)) is not None
+            ]
+            for drafter in self._drafters
+        ]
+        allotment = self._planner.allot(batch.load, offers, wishes)
+        num_nodes = 0
+        for offer, count in zip(offers, allotment.kept, strict=True):
+            request = batch.decoding[offer.place]
+            request.draft = request.draft.truncated(count)
+            num_nodes += count
+        for method, grants in enumerate(allotment.grants):
+            num_nodes += self._draft(method, grants, batch, scheduler)
+        outcome = self._outcome(batch, allotment.outcome, num_nodes)
+        stats = PlanStats(outcome, num_nodes, allotment.num_probes, *self._timed)
+        self._record.note(stats)
+        return Proposed(num_outgrown, stats)
 
     def num_computed_tokens(self, request: Request) -> int:
-        """Leading tokens of the request that the speculator's cache holds."""
-        return self._speculator.num_computed_tokens(request.request_id)
+        """Leading tokens of the request that all speculators' caches hold."""
+        return min(
+            (
+                drafter.speculator.num_computed_tokens(request.request_id)
+                for drafter in self._drafters
+                if drafter.needs.has_cache
+            ),
+            default=0,
+        )
 
     def release(self, request: Request) -> None:
         """Forgets a request that ended or lost its blocks."""
-        self._speculator.release(request.request_id)
+        for drafter in self._drafters:
+            drafter.speculator.release(request.request_id)
 
     def retire(self, request: Request) -> None:
         """Forgets a request that ended, but for its text where texts are shared and it takes part."""
-        store = self._speculator.requirements.text_store
-        if store is not None and request.params.speculation.enabled:
-            store.add(request.params.cache_scope, request.token_ids, request.num_prompt_tokens)
+        for drafter in self._drafters:
+            store = drafter.needs.text_store
+            if store is not None and request.params.speculation.enabled:
+                store.add(request.params.cache_scope, request.token_ids, request.num_prompt_tokens)
         self.release(request)
+        self._measurements.forget(request.request_id)
+        self._methods.pop(request.request_id, None)
         self._outgrown.discard(request.request_id)
 
-    def _ask(self, request: Request, scheduler: Scheduler) -> DraftRequest | None:
-        """What to ask for one request; None if there is nothing to gain."""
-        if request.num_uncomputed_tokens > 1:
-            if not self.requirements.has_cache:
-                return None
-            budget = 0
-        else:
-            budget = scheduler.grant_lookahead(request, self._planner.node_budget(request))
-            if budget == 0 and not self.requirements.follows:
-                return None
-        return DraftRequest(
-            request_id=request.request_id,
-            token_ids=request.token_ids,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_computed_tokens=request.num_computed_tokens,
-            num_cached_tokens=request.num_draft_cached_tokens,
-            block_table=scheduler.kv.block_table(request),
-            params=request.params,
-            budget=budget,
-            max_depth=self._planner.max_depth(request),
-            num_requests=len(scheduler.running),
-            features=self._features.take(request.request_id),
+    def report(self) -> PlannerReport:
+        """The planner's current table."""
+        cost = self._measurements.cost
+        context, row_context = cost.context_costs
+        per_step, per_request = cost.host_costs
+        return PlannerReport(
+            planner=self._planner.name,
+            forward=tuple(RowCost(rows, 1e3 * seconds, seen) for rows, seconds, seen in cost.table()),
+            speed=cost.speed,
+            microseconds_per_context_token=1e6 * context,
+            microseconds_per_row_and_context_token=1e6 * row_context,
+            host_milliseconds_per_step=1e3 * per_step,
+            host_milliseconds_per_request=1e3 * per_request,
+            methods=self._measurements.method_reports(),
+            requests=self._measurements.request_reports(),
+            outcomes=tuple(starmap(OutcomeCount, self._record.outcomes.items())),
+            num_granted=self._record.num_granted,
+            prediction_error=self._record.error,
         )
 
-    def _check(self, requests: Sequence[DraftRequest], trees: Sequence[TokenTree]) -> None:
-        """Raises ValueError where a speculator breaks its contract."""
-        for request, tree in zip(requests, trees, strict=True):
-            if len(tree) > request.budget:
-                raise ValueError(f"{len(tree)} draft nodes proposed, but the budget was {request.budget}")
-            if max(tree.depths()) > request.max_depth:
-                raise ValueError(f"a draft of {max(tree.depths())} levels has room for {request.max_depth}")
-            for token in tree.tokens:
-                if not 0 <= token < self._vocab_size:
-                    raise ValueError(f"draft token {token} is outside 0 to {self._vocab_size - 1}")
+    def _collect_offers(self, batch: _Batch, scheduler: Scheduler) -> list[Offer]:
+        """Asks those whose trees cost nothing; for each request the first that has something is heard."""
+        offers: list[Offer] = []
+        waiting = dict(enumerate(batch.decoding))
+        for method, drafter in enumerate(self._drafters):
+            if not drafter.needs.estimates:
+                continue
+            price = self._planner.price(batch.load)
+            asked: dict[int, DraftRequest] = {}
+            for place, request in waiting.items():
+                limits = (drafter.num_nodes(request), drafter.room.max_depth(request))
+                asked[place] = drafter.ask(request, scheduler, limits, price)
+            asked = {place: request for place, request in asked.items() if request.budget}
+            for place, tree in zip(asked, self._call(method, list(asked.values())), strict=True):
+                if len(tree):
+                    self._hand_out(waiting.pop(place), tree, method)
+                    offers.append(Offer(place, method, tree.probabilities or (1.0,) * len(tree)))
+        return offers
+
+    def _draft(self, method: int, grants: Sequence[Grant], batch: _Batch, scheduler: Scheduler) -> int:
+        """Lets those draft who may, and lets caches follow prompts; how many nodes came of it."""
+        drafter = self._drafters[method]
+        granted = {batch.decoding[grant.place].request_id: grant for grant in grants}
+        asked: list[tuple[Request, DraftRequest]] = []
+        for request in batch.requests:
+            grant = granted.get(request.request_id)
+            watches = self._watches(method, request)
+            if grant is None and not watches:
+                continue
+            limits = (0, 0) if grant is None else (grant.num_nodes, grant.max_depth)
+            reads = drafter.needs.hidden_states is not None
+            features = self._features.take(request.request_id) if reads else None
+            draft_request = drafter.ask(request, scheduler, limits, features=features)
+            if draft_request.budget or watches:
+                asked.append((request, draft_request))
+        trees = self._call(method, [draft_request for _, draft_request in asked])
+        for (request, draft_request), tree in zip(asked, trees, strict=True):
+            if draft_request.budget:
+                self._hand_out(request, tree, method)
+        return sum(map(len, trees))
+
+    def _watches(self, method: int, request: Request) -> bool:
+        """Whether a method is told of a request that it drafts nothing for.
+
+        A head sees each position once. Other caches may come later, and follow prompts where that pays.
+        """
+        drafter = self._drafters[method]
+        if drafter.room.has_outgrown(request):
+            return False
+        is_read = request.num_uncomputed_tokens > 1
+        follows_prompts = drafter.needs.has_cache and is_read and self._planner.follows_prompts(method)
+        return drafter.needs.follows or follows_prompts
+
+    def _call(self, method: int, requests: Sequence[DraftRequest]) -> Sequence[TokenTree]:
+        if not requests:
+            return ()
+        called = self._drafters[method].call(requests, self._clock)
+        if called.seconds is not None:
+            self._measurements.note_draft(method, called.num_levels, called.num_rows, called.seconds)
+        return called.trees
+
+    def _hand_out(self, request: Request, tree: TokenTree, method: int) -> None:
+        request.draft = tree
+        self._methods[request.request_id] = method
+
+    def _outcome(self, batch: _Batch, planned: PlanOutcome, num_nodes: int) -> PlanOutcome:
+        if not batch.load.decoding.requests:
+            return PlanOutcome.READING
+        if not batch.decoding:
+            return PlanOutcome.DISABLED
+        if num_nodes:
+            return planned
+        if not any(drafter.num_nodes(each) for drafter in self._drafters for each in batch.decoding):
+            return PlanOutcome.ROOM
+        is_off = planned in (PlanOutcome.ACCEPTANCE, PlanOutcome.LOAD)
+        return planned if is_off else PlanOutcome.NO_DRAFT
 
     def _note_outgrown(self, request: Request) -> bool:
-        if request.request_id in self._outgrown:
+        if request.request_id in self._outgrown or not request.params.speculation.enabled:
+            return False
+        outgrown = [drafter.method for drafter in self._drafters if drafter.room.has_outgrown(request)]
+        if not outgrown:
             return False
         self._outgrown.add(request.request_id)
         logger.info(
-            "request %s has %d tokens, more than the draft's context holds: it decodes plainly from here on",
+            "request %s has %d tokens, more than the draft's context holds: it goes on without %s",
             request.request_id,
             request.num_tokens,
+            " and ".join(outgrown),
         )
         return True
+
+
+def _batch_of(scheduler: Scheduler) -> _Batch:
+    decoding = [request for request in scheduler.running if request.num_uncomputed_tokens == 1]
+    context = sum(request.num_tokens for request in decoding)
+    shape = StepShape(len(decoding), len(decoding), context, context)
+    whole = shape
+    num_prompt_rows = scheduler.num_prompt_rows()
+    if num_prompt_rows:
+        rows = len(decoding) + num_prompt_rows
+        whole = StepShape(rows, len(decoding), context, context, reads_prompts=True)
+    return _Batch(
+        [request for request in scheduler.running if request.params.speculation.enabled],
+        [request for request in decoding if request.params.speculation.enabled],
+        Load(shape, whole, scheduler.num_draft_rows(), len(scheduler.running)),
+    )
+
+
+def _shape_of(scheduled: Iterable[ScheduledRequest]) -> StepShape:
+    rows = requests = context = row_context = 0
+    reads_prompts = False
+    for item in scheduled:
+        own = item.num_tokens + len(item.tree)
+        seen = item.request.num_computed_tokens + own
+        rows += own
+        requests += 1
+        context += seen
+        row_context += own * seen
+        reads_prompts = reads_prompts or item.num_tokens > 1
+    return StepShape(rows, requests, context, row_context, reads_prompts)

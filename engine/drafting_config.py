@@ -11,6 +11,8 @@ from engine.tree_config import TreeConfig, read_tree
 
 DraftSampling = Literal["coupled", "greedy"]
 SiblingSampling = Literal["without_replacement", "with_replacement"]
+PlannerName = Literal["auto", "fixed"]
+Lookup = Literal["none", "ngram", "suffix"]
 AcceptanceName = Literal["match", "rejection", "block", "typical"]
 
 
@@ -25,6 +27,11 @@ class DraftingSection(Section):
     )
     allow_lossy: bool = Field(
         False, description="Let requests ask for typical acceptance, which changes what the model says."
+    )
+    planner: PlannerName = Field(
+        "auto",
+        description="auto: each step drafts as much as pays, by measured costs and acceptance, down to "
+        "nothing under load; fixed: as much as is set.",
     )
 
     @property
@@ -68,6 +75,11 @@ class ModelSection(DraftingSection):
     )
     sibling_sampling: SiblingSampling = Field(
         "without_replacement", description="How a tree's siblings are drawn under rejection."
+    )
+    lookup: Lookup = Field(
+        "none",
+        description="Prompt lookup that drafts before the model, wherever it has more to offer: ngram or "
+        "suffix, with their defaults.",
     )
     probe: bool = Field(
         True, description="Draft a few tokens at start, and warn if the target accepts hardly any."

@@ -16,6 +16,7 @@ from engine.model.input_batch import SequenceSlice
 from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
 from engine.outputs import FinishReason, RequestOutput, StepPart, StepStats, TokenLogprob
+from engine.planning import PlannerReport
 from engine.prompt_logprobs import PromptLogprobs
 from engine.sampling.logprobs import RowLogprobs
 from engine.sampling.sampler import SampledRun, Sampler, SamplingTask
@@ -54,13 +55,14 @@ class EngineCore:
         self._runner = runner
         self._outputs = outputs
         self._drafting = drafting
-        wanted = None if drafting is None else drafting.requirements.hidden_states
+        wanted = None if drafting is None else drafting.hidden_states
         self._tap = None if wanted is None else runner.tap(wanted)
         self._clock = clock
         self._sampler = Sampler(runner.operators)
         self._prompt_logprobs = PromptLogprobs()
         self._requests: dict[str, Request] = {}
         self._records: dict[str, RequestRecord] = {}
+        self._began = 0.0
         self._in_step: tuple[ScheduledRequest, ...] = ()
         self._recorder = StepRecorder()
 
@@ -109,14 +111,15 @@ class EngineCore:
 
     def step(self) -> list[RequestOutput]:
         """One forward pass of the target for everything, and what follows from it."""
-        self.timer.enter(StepPart.SCHEDULE)
+        self._began = self.timer.enter(StepPart.SCHEDULE)
         plan = self.scheduler.schedule()
         self._note_plan(plan)
         rows = self._forward(plan)
         runs = self._sample(plan, rows)
         outputs = [self._commit(item, run) for item, run in zip(plan.scheduled, runs, strict=True)]
         self._propose()
-        self._publish()
+        for request in self.scheduler.running:
+            self._publish(request)
         self.timer.leave()
         self._in_step = ()
         return [output for output in outputs if output is not None]
@@ -129,6 +132,16 @@ class EngineCore:
             self.abort(request_id, FinishReason.ERROR)
         self._in_step = ()
         return failed
+
+    def planner_report(self) -> PlannerReport:
+        """The planner's current table.
+
+        Raises:
+            InvalidRequest: There is no speculation to plan.
+        """
+        if self._drafting is None:
+            raise InvalidRequest("nothing is planned: the engine runs without speculation")
+        return self._drafting.report()
 
     def take_stats(self) -> StepStats:
         """What happened since the last call."""
@@ -152,8 +165,7 @@ class EngineCore:
                 record.num_cached_tokens = item.request.num_cached_tokens
             recorder.scheduled(record, now)
         if self._drafting is not None:
-            for request in plan.preempted:
-                self._drafting.release(request)
+            self._drafting.note_plan(plan)
 
     def _forward(self, plan: SchedulerOutput) -> torch.Tensor:
         """Runs the target; [num_rows, vocab_size], the rows of each item in the plan's order."""
@@ -173,7 +185,7 @@ class EngineCore:
         if self._drafting is None or self._tap is None:
             return self._runner.forward(batch)
         tapped = self._runner.forward_tapped(batch, self._tap)
-        self._drafting.forwarded(plan, tapped.features)
+        self._drafting.note_features(plan, tapped.features)
         return tapped.logits
 
     def _sample(self, plan: SchedulerOutput, rows: torch.Tensor) -> list[SampledRun | None]:
@@ -213,6 +225,8 @@ class EngineCore:
         processed = self._outputs.process(request.request_id, sampled.token_ids, stop)
         run = sampled.token_ids[: processed.num_kept]
         accepted = sampled.accepted_nodes[: len(run)]
+        if self._drafting is not None:
+            self._drafting.note_verdict(item, sampled.accepted_nodes)
         self._enter(item, run, accepted)
         record = self._records[request.request_id]
         is_first = record.num_steps == 0
@@ -240,7 +254,7 @@ class EngineCore:
         self.timer.enter(StepPart.COMMIT)
         self._move_accepted(item, accepted)
         if self._drafting is not None:
-            self._drafting.committed(item, accepted)
+            self._drafting.note_commit(item, accepted)
         self.scheduler.update(item, run, len(accepted))
 
     def _move_accepted(self, item: ScheduledRequest, accepted: Sequence[int]) -> None:
@@ -265,23 +279,24 @@ class EngineCore:
 
     def _propose(self) -> None:
         """Drafts for the next step."""
-        self.timer.enter(StepPart.PROPOSE)
-        if self._drafting is not None:
-            self._recorder.num_outgrown += self._drafting.propose(self.scheduler)
+        seconds = self.timer.enter(StepPart.PROPOSE) - self._began
+        if self._drafting is None:
+            return
+        forward = self.timer.lap(StepPart.FORWARD) + self.timer.lap(StepPart.SAMPLE)
+        self._drafting.note_step(forward, max(0.0, seconds - forward))
+        proposed = self._drafting.propose(self.scheduler)
+        self._recorder.num_outgrown += proposed.num_outgrown
+        self._recorder.plan = proposed.plan
 
-    def _publish(self) -> None:
+    def _publish(self, request: Request) -> None:
         """Lets later requests share what is computed."""
-        for request in self.scheduler.running:
-            self._publish_one(request)
-
-    def _publish_one(self, request: Request) -> None:
         num_draft = 0 if self._drafting is None else self._drafting.num_computed_tokens(request)
         self.scheduler.kv.publish(request, num_draft)
 
     def _retire(self, request: Request, reason: FinishReason) -> None:
         """Gives back everything a request holds."""
         if request.status is RequestStatus.RUNNING and reason is not FinishReason.ERROR:
-            self._publish_one(request)
+            self._publish(request)
         self.scheduler.finish(request)
         if self._drafting is not None:
             self._drafting.retire(request)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.admission import EngineLimits
+from engine.calibration import CalibrationLimits, calibrate
 from engine.client import ModelInfo
 from engine.config import EngineConfig
 from engine.core.kv_cache_manager import KVCacheManager
@@ -20,8 +21,18 @@ from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
 from engine.sampling_params import Acceptance
 from engine.speculation.base import Speculator
-from engine.speculation.factory import Draft, build_speculator, load_drafts, max_draft_nodes, wants_probe
-from engine.speculation.planner import Planner
+from engine.speculation.draft_room import DraftRoom
+from engine.speculation.drafter import Drafter
+from engine.speculation.factory import (
+    Draft,
+    build_lookup,
+    build_speculator,
+    load_drafts,
+    max_draft_nodes,
+    wants_probe,
+)
+from engine.speculation.measurements import Measurements, MethodMeasurements
+from engine.speculation.planner import AutoPlanner, FixedPlanner, Planner
 from engine.speculation_probe import log_probe, probe_speculation
 from engine.tokenizer import Tokenizer
 
@@ -54,11 +65,14 @@ def build_engine(config: EngineConfig) -> Engine:
     target = load_causal_lm(config.model)
     drafts = load_drafts(config.speculation, target, config.model)
     parts = _parts(config, target, drafts, None)
+    parts.calibrate()
     engine = parts.engine()
     if engine.tokenizer is None or not wants_probe(config.speculation):
         return engine
-    # Books of its own: the probe leaves nothing in prefix cache and counters.
-    result = probe_speculation(parts.core(prefix_caching=False), engine.tokenizer)
+    # Books of its own: the probe leaves nothing in prefix cache and counters. It drafts whether or not that
+    # pays, and so gives the planner its first figures.
+    core = parts.core(prefix_caching=False, planner=FixedPlanner())
+    result = probe_speculation(core, engine.tokenizer)
     log_probe(result, config.speculation.method)
     return replace(engine, model=replace(engine.model, probed_acceptance=result.acceptance))
 
@@ -68,6 +82,8 @@ def assemble(
     target: LoadedModel,
     drafts: Sequence[Draft] = (),
     speculator: Speculator | None = None,
+    *,
+    calibrates: bool = False,
 ) -> Engine:
     """Builds an engine around models that are in memory already.
 
@@ -76,8 +92,12 @@ def assemble(
         target: The model that is served.
         drafts: The draft models or the head, if the speculation method has any.
         speculator: Used instead of the one the config names.
+        calibrates: Whether the target's passes are timed for the planner; else it learns from steps alone.
     """
-    return _parts(config, target, drafts, speculator).engine()
+    parts = _parts(config, target, drafts, speculator)
+    if calibrates:
+        parts.calibrate()
+    return parts.engine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +108,8 @@ class _Parts:
     target: LoadedModel
     runner: ModelRunner
     num_blocks: int
-    speculator: Speculator | None
+    drafters: tuple[Drafter, ...]
+    measurements: Measurements
     tokenizer: Tokenizer | None
 
     def engine(self) -> Engine:
@@ -98,7 +119,20 @@ class _Parts:
             core, self.runner, _model_info(self.config, self.target, self.tokenizer), self.tokenizer
         )
 
-    def core(self, *, prefix_caching: bool) -> EngineCore:
+    def calibrate(self) -> None:
+        """Times passes of the target, if anybody goes by what they take."""
+        if not self.drafters or self.config.speculation.planner != "auto":
+            return
+        num_slots = self.num_blocks * self.config.cache.block_size
+        limits = CalibrationLimits(
+            min(num_slots, self.target.max_model_len), self.config.scheduler.max_num_batched_tokens
+        )
+        calibrate(self.runner, self.measurements.cost, limits)
+        table = self.measurements.cost.table()
+        curve = ", ".join(f"{rows} rows {1000 * seconds:.3g} ms" for rows, seconds, _ in table)
+        logger.info("planner: a pass of the target takes: %s", curve)
+
+    def core(self, *, prefix_caching: bool, planner: Planner | None = None) -> EngineCore:
         """A core with books of its own over the models and caches."""
         config, target = self.config, self.target
         kv = KVCacheManager(self.num_blocks, config.cache.block_size, prefix_caching=prefix_caching)
@@ -107,7 +141,10 @@ class _Parts:
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         )
-        drafting = _drafting(config, target, self.speculator)
+        drafting = None
+        if self.drafters:
+            planner = planner or _planner(config, self.measurements)
+            drafting = Drafting(self.drafters, planner, self.measurements)
         return EngineCore(
             self.runner, scheduler, OutputProcessor(self.tokenizer), _limits(config, target), drafting
         )
@@ -133,13 +170,17 @@ def _parts(
     )
     if speculator is None:
         speculator = build_speculator(config, target, drafts, plan.num_blocks)
+    drafters = _drafters(config, target, speculator)
     _log_speculation(config, drafts, is_on=speculator is not None)
     cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, target.dtype, target.device)
     runner = ModelRunner(
         target.module, cache, choose_backend(target.operators), target.vocab_size, target.operators
     )
     tokenizer = None if target.tokenizer is None else Tokenizer(target.tokenizer)
-    return _Parts(config, target, runner, plan.num_blocks, speculator, tokenizer)
+    measurements = Measurements(
+        [MethodMeasurements(each.method, each.needs.estimates, each.needs.shape) for each in drafters]
+    )
+    return _Parts(config, target, runner, plan.num_blocks, drafters, measurements, tokenizer)
 
 
 def _footprint(model: Draft) -> CacheFootprint:
@@ -152,7 +193,7 @@ def _log_speculation(config: EngineConfig, drafts: Sequence[Draft], *, is_on: bo
         logger.info("speculation: none")
         return
     logger.info(
-        "speculation: %s, %d draft tokens per step%s, accepted by %s",
+        "speculation: %s, at most %d draft tokens per step%s, accepted by %s",
         config.speculation.method,
         max_draft_nodes(config.speculation),
         "".join(f", drafted by {draft.name} (context {draft.max_model_len})" for draft in drafts),
@@ -175,16 +216,34 @@ def _limits(config: EngineConfig, target: LoadedModel) -> EngineLimits:
     )
 
 
-def _drafting(config: EngineConfig, target: LoadedModel, speculator: Speculator | None) -> Drafting | None:
+def _drafters(
+    config: EngineConfig, target: LoadedModel, speculator: Speculator | None
+) -> tuple[Drafter, ...]:
+    """The method itself and the lookup before it; none without speculation."""
     if speculator is None:
-        return None
-    planner = Planner(
-        max_draft_nodes(config.speculation),
-        target.max_model_len,
-        speculator.requirements.max_model_len,
-        branches=speculator.requirements.branches,
+        return ()
+    wanted = [(config.speculation, speculator)]
+    lookup = build_lookup(config, target)
+    if lookup is not None:
+        wanted.insert(0, lookup)
+    return tuple(
+        Drafter(
+            settings.method,
+            each,
+            DraftRoom(
+                max_draft_nodes(settings),
+                target.max_model_len,
+                each.requirements.max_model_len,
+                branches=each.requirements.branches,
+            ),
+            target.vocab_size,
+        )
+        for settings, each in wanted
     )
-    return Drafting(config.speculation.method, speculator, planner, target.vocab_size)
+
+
+def _planner(config: EngineConfig, measurements: Measurements) -> Planner:
+    return AutoPlanner(measurements) if config.speculation.planner == "auto" else FixedPlanner()
 
 
 def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer | None) -> ModelInfo:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.planning import PlanStats
+
 
 class FinishReason(StrEnum):
     """Why a request ended."""
@@ -145,6 +147,7 @@ class StepStats:
         num_accepted_tokens: Draft tokens that stood.
         accepted_lengths: Per draft checked, how many of its tokens stood.
         num_outgrown: Requests that stopped speculating because they outgrew the draft's context.
+        plan: What the planner decided for the step to come; None without speculation.
         part_seconds: Where the time went; parts that took none may be missing.
         ttft_seconds: Arrival to first token, per request that got its first one.
         inter_token_seconds: Per further token: time since the request's last output over its tokens.
@@ -167,6 +170,7 @@ class StepStats:
     num_accepted_tokens: int = 0
     accepted_lengths: tuple[int, ...] = ()
     num_outgrown: int = 0
+    plan: PlanStats | None = None
     part_seconds: Mapping[StepPart, float] = field(default_factory=dict)
     ttft_seconds: tuple[float, ...] = ()
     inter_token_seconds: tuple[float, ...] = ()

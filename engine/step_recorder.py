@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.outputs import FinishedRequest, FinishReason, SpeculationStats, StepPart, StepStats
+from engine.planning import PlanStats
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class StepRecorder:
     num_outgrown: int = 0
     num_draft_tokens: int = 0
     part_seconds: Mapping[StepPart, float] = field(default_factory=dict)
+    plan: PlanStats | None = None
     _accepted_lengths: list[int] = field(default_factory=list)
     _ttft: list[float] = field(default_factory=list)
     _inter_token: list[float] = field(default_factory=list)
@@ -119,6 +121,7 @@ class StepRecorder:
             accepted_lengths=tuple(self._accepted_lengths),
             num_outgrown=self.num_outgrown,
             part_seconds=self.part_seconds,
+            plan=self.plan,
             ttft_seconds=tuple(self._ttft),
             inter_token_seconds=tuple(self._inter_token),
             queue_seconds=tuple(self._queue),

@@ -21,14 +21,19 @@ class StepTimer:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._seconds: dict[StepPart, float] = {}
+        self._laps: dict[StepPart, float] = {}
         self._part: StepPart | None = None
         self._since = 0.0
         self._region: Region | None = None
         self._open_region: AbstractContextManager[object] | None = None
 
-    def enter(self, part: StepPart) -> None:
-        """Ends the part that runs, if one does, and begins another."""
-        self._switch(part)
+    def enter(self, part: StepPart) -> float:
+        """Ends the part that runs, if one does, and begins another; says when."""
+        return self._switch(part)
+
+    def lap(self, part: StepPart) -> float:
+        """Seconds of the last time that a part ran to its end."""
+        return self._laps.get(part, 0.0)
 
     def leave(self) -> None:
         """Ends the part that runs; what follows belongs to none."""
@@ -45,13 +50,15 @@ class StepTimer:
         self._region = region
         self._mark(self._part)
 
-    def _switch(self, part: StepPart | None) -> None:
+    def _switch(self, part: StepPart | None) -> float:
         now = self._clock()
         if self._part is not None:
-            self._seconds[self._part] = self._seconds.get(self._part, 0.0) + now - self._since
+            lap = self._laps[self._part] = now - self._since
+            self._seconds[self._part] = self._seconds.get(self._part, 0.0) + lap
         if part is not self._part and (self._region or self._open_region) is not None:
             self._mark(part)
         self._part, self._since = part, now
+        return now
 
     def _mark(self, part: StepPart | None) -> None:
         if self._open_region is not None:

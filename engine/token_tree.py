@@ -1,7 +1,7 @@
 """TokenTree: the shape of every draft, from none at all to SpecInfer's trees."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 MAX_NODES = 63
@@ -49,12 +49,15 @@ class TokenTree:
         distributions: For trees whose tokens were drawn, per draft node the distribution that the draft gave
             to its parent's row, before any sibling was taken out of it (a tensor [vocab_size]; opaque here,
             where nothing knows of tensors).
+        probabilities: Per draft node the chance that it stands, where the drafter knows better than averages
+            do; falling from node to node. Nothing that decides about the text looks at it.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     proposal: Proposal = Proposal.DETERMINISTIC
     distributions: tuple[object, ...] = ()
+    probabilities: tuple[float, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
@@ -85,7 +88,11 @@ class TokenTree:
         if num_nodes >= len(self):
             return self
         return TokenTree(
-            self.tokens[:num_nodes], self.parents[:num_nodes], self.proposal, self.distributions[:num_nodes]
+            self.tokens[:num_nodes],
+            self.parents[:num_nodes],
+            self.proposal,
+            self.distributions[:num_nodes],
+            self.probabilities[:num_nodes],
         )
 
     @property

@@ -26,6 +26,7 @@ from server.protocol.completion import CompletionRequest
 from server.routes.docs import docs_router
 from server.routes.generation import generation_router
 from server.routes.models import models_router
+from server.routes.planner import planner_router
 from server.routes.probes import probes_router
 from server.routes.profile import profile_router
 from server.scopes import Scopes
@@ -46,7 +47,7 @@ class AppSettings:
         max_body_bytes: Longest request body.
         max_logprobs: Alternatives per token that a request may ask for.
         max_choices: Answers that one request may ask for: prompts times n.
-        profiling: Whether clients may ask for traces of steps.
+        profiling: Whether clients may ask for traces of steps and for the planner's table.
     """
 
     served_model_name: str | None = None
@@ -108,7 +109,7 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
         docs_router(lambda: _schema(app)),
     ]
     if settings.profiling:
-        routers.append(profile_router(engine))
+        routers += [profile_router(engine), planner_router(engine)]
     metrics.watch_routes(_paths([app.router, *routers]))
     for router in routers:
         app.include_router(router)

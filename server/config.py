@@ -46,7 +46,9 @@ class HttpConfig(Section):
         "them at once.",
     )
     profiling: bool = Field(
-        False, description="Let clients ask for traces of the engine's steps at /profile; they slow it down."
+        False,
+        description="Let clients ask for traces of the engine's steps at /profile, which slow it down, and "
+        "for the planner's figures at /debug/planner.",
     )
     log_level: LogLevel = Field("info", description="Least severe messages that are logged.")
 

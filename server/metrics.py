@@ -11,12 +11,11 @@ each kind, and a fresh server shows zeros. Ratios are left to the reader, who di
 """
 
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Gauge,
     Histogram,
     Info,
     ProcessCollector,
@@ -26,15 +25,12 @@ from prometheus_client.exposition import choose_encoder
 
 from engine.outputs import FinishReason, StepPart, StepStats
 from server import __version__
+from server.metric_family import STEP_BUCKETS, EngineFamily
+from server.planner_metrics import PlannerMetrics
 
 OTHER = "other"
 HTTP_STATUSES = (200, 400, 401, 403, 404, 405, 413, 422, 429, 499, 500, 503)
 
-# From one kernel launch on a GPU to a long chunk of prompt on a laptop.
-STEP_BUCKETS = (
-    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025),
-    *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
-)
 TOKEN_BUCKETS = (
     *(0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05),
     *(0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0),
@@ -49,32 +45,6 @@ REQUEST_BUCKETS = (
 )
 LENGTH_BUCKETS = tuple(float(2**power) for power in range(18))
 DRAFT_BUCKETS = tuple(float(count) for count in (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 63))
-
-
-class _EngineFamily:
-    """Makes the engine's metrics, each with its labels already filled in."""
-
-    def __init__(self, registry: CollectorRegistry, model_name: str, method: str) -> None:
-        self._registry = registry
-        self._labels = {"model_name": model_name, "method": method}
-
-    def gauge(self, name: str, text: str) -> Gauge:
-        family = Gauge(f"outrider_{name}", text, tuple(self._labels), registry=self._registry)
-        return family.labels(**self._labels)
-
-    def counter(self, name: str, text: str) -> Counter:
-        family = Counter(f"outrider_{name}", text, tuple(self._labels), registry=self._registry)
-        return family.labels(**self._labels)
-
-    def counters(self, name: str, text: str, label: str, values: Iterable[str]) -> dict[str, Counter]:
-        family = Counter(f"outrider_{name}", text, (*self._labels, label), registry=self._registry)
-        return {value: family.labels(**self._labels, **{label: value}) for value in values}
-
-    def histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        family = Histogram(
-            f"outrider_{name}", text, tuple(self._labels), registry=self._registry, buckets=buckets
-        )
-        return family.labels(**self._labels)
 
 
 class Metrics:
@@ -102,7 +72,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._max_draft_tokens = max_draft_tokens
-        family = _EngineFamily(self.registry, model_name, method)
+        family = EngineFamily(self.registry, model_name, method)
         self._add_load(family)
         self._add_requests(family)
         self._add_speculation(family)
@@ -116,7 +86,7 @@ class Metrics:
         model = Info("outrider_model", "The model that is served.", registry=self.registry)
         model.info({"model_name": model_name, "weights": weights})
 
-    def _add_load(self, family: _EngineFamily) -> None:
+    def _add_load(self, family: EngineFamily) -> None:
         self._running = family.gauge("num_requests_running", "Requests in the running batch.")
         self._waiting = family.gauge("num_requests_waiting", "Requests waiting to be scheduled.")
         self._kv_usage = family.gauge("kv_cache_usage_perc", "Share of KV blocks in use; 1 is full.")
@@ -130,7 +100,7 @@ class Metrics:
         self._prompt_tokens = family.counter("prompt_tokens", "Prompt tokens processed.")
         self._generation_tokens = family.counter("generation_tokens", "Tokens generated.")
 
-    def _add_requests(self, family: _EngineFamily) -> None:
+    def _add_requests(self, family: EngineFamily) -> None:
         self._finished = family.counters(
             "request_success", "Requests that ended, by reason.", "finished_reason", list(FinishReason)
         )
@@ -155,7 +125,7 @@ class Metrics:
             "request_generation_tokens", "Tokens of a request's answer.", LENGTH_BUCKETS
         )
 
-    def _add_speculation(self, family: _EngineFamily) -> None:
+    def _add_speculation(self, family: EngineFamily) -> None:
         self._forwards = family.counter("target_forwards", "Forward passes of the target model.")
         self._request_forwards = family.counter(
             "request_forwards", "Forward passes, counted once for each request they brought tokens for."
@@ -189,6 +159,7 @@ class Metrics:
             "spec_decode_lossy_requests",
             "Requests that ended under typical acceptance, which changes what the model says.",
         )
+        self._planner = PlannerMetrics(family)
         self._propose = family.histogram("propose_seconds", "Time a step spent drafting.", STEP_BUCKETS)
         self._forward = family.histogram("forward_seconds", "Time of a step's target forward.", STEP_BUCKETS)
         self._sample = family.histogram(
@@ -286,6 +257,7 @@ class Metrics:
             self._accepted_length.observe(length)
             for position in range(length):
                 self._accepted_at[self._positions[min(position, self._max_draft_tokens)]].inc()
+        self._planner.note(stats.plan)
         for part, seconds in stats.part_seconds.items():
             self._parts[part].inc(seconds)
         if stats.num_target_forwards:

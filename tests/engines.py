@@ -13,6 +13,7 @@ from engine.config import (
     EngineConfig,
     NgramSpeculation,
     NoSpeculation,
+    PlannerName,
     SchedulerConfig,
     SpeculationConfig,
     SuffixSpeculation,
@@ -22,6 +23,7 @@ from engine.llm import LLM
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import wrap_model
 from engine.speculation.base import ProposalContext, Requirements, Speculator
+from engine.speculation.evidence import ALONE
 from engine.speculation.factory import build_speculator
 from engine.token_tree import TokenTree
 from tests.operators import operators
@@ -80,7 +82,7 @@ class Unshared:
         return self._lookup.requirements
 
     def propose(self, context: ProposalContext) -> list[TokenTree]:
-        requests = tuple(replace(request, num_requests=1) for request in context.requests)
+        requests = tuple(replace(request, price=ALONE) for request in context.requests)
         return self._lookup.propose(ProposalContext(requests))
 
 
@@ -97,6 +99,7 @@ def build_llm(
     prefix_caching: bool = True,
     block_size: int = 4,
     allow_lossy: bool = False,
+    planner: PlannerName = "fixed",
     **drafting: Any,
 ) -> LLM:
     """An engine with room to spare; tests make it small where they need it small.
@@ -109,11 +112,11 @@ def build_llm(
     drafts = []
     if method == "ngram":
         speculation = NgramSpeculation(
-            num_draft_tokens=num_draft_tokens, ngram_min=1, allow_lossy=allow_lossy
+            num_draft_tokens=num_draft_tokens, ngram_min=1, allow_lossy=allow_lossy, planner=planner
         )
     elif method == "suffix":
         speculation = SuffixSpeculation(
-            num_draft_tokens=num_draft_tokens, suffix_share=True, allow_lossy=allow_lossy
+            num_draft_tokens=num_draft_tokens, suffix_share=True, allow_lossy=allow_lossy, planner=planner
         )
     elif method.startswith("draft_model"):
         name, _, tree = method.partition(" ")
@@ -125,7 +128,9 @@ def build_llm(
         if name == "draft_models":
             drafts.append(load_tiny(noise=0.05))
             drafting["extra_draft_models"] = ("another",)
-        speculation = DraftModelSpeculation(draft_model="tiny", allow_lossy=allow_lossy, **drafting)
+        speculation = DraftModelSpeculation(
+            draft_model="tiny", allow_lossy=allow_lossy, planner=planner, **drafting
+        )
     config = EngineConfig(
         cache=CacheConfig(block_size=block_size, num_kv_blocks=num_kv_blocks, prefix_caching=prefix_caching),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),

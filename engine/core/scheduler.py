@@ -69,7 +69,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Plans one step and allocates its blocks."""
         budget = self._max_num_batched_tokens
-        draft_budget = self._draft_budget()
+        draft_budget = self.num_draft_rows()
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
         for index, request in enumerate(list(self.running)):
@@ -120,6 +120,21 @@ class Scheduler:
         self.kv.extend(request, request.num_tokens + num_nodes, leave_free=len(self.running))
         return max(0, min(num_nodes, self.kv.num_slots(request) - request.num_tokens))
 
+    def num_draft_rows(self) -> int:
+        """Draft nodes that the next step has room for, as things stand."""
+        spare = self._max_num_batched_tokens - len(self.running)
+        reading = any(request.num_uncomputed_tokens > 1 for request in self.running)
+        return spare // 2 if reading or self.waiting else spare
+
+    def num_prompt_rows(self) -> int:
+        """Prompt tokens that the next step reads if no drafts take their place, as things stand."""
+        wanted = sum(request.num_uncomputed_tokens - 1 for request in self.running)
+        for place, request in enumerate(self.waiting):
+            if len(self.running) + place >= self._max_num_seqs:
+                break
+            wanted += request.num_tokens
+        return min(wanted, self._max_num_batched_tokens - len(self.running))
+
     def finish(self, request: Request) -> None:
         """Takes a request out, wherever it is, and gives its blocks back."""
         if request.status is RequestStatus.RUNNING:
@@ -139,11 +154,6 @@ class Scheduler:
         for request in self.waiting:
             assert request.status is RequestStatus.WAITING, request.request_id
             assert request.num_computed_tokens == 0, request.request_id
-
-    def _draft_budget(self) -> int:
-        spare = self._max_num_batched_tokens - len(self.running)
-        reading = any(request.num_uncomputed_tokens > 1 for request in self.running)
-        return spare // 2 if reading or self.waiting else spare
 
     def _fit(self, request: Request, num_spare: int) -> ScheduledRequest:
         """As much of the request as num_spare tokens allow, its draft last."""

@@ -12,7 +12,9 @@ import torch
 
 from engine.model.hidden_states import HiddenSelection
 from engine.sampling_params import SamplingParams
+from engine.speculation.evidence import ALONE, RowPrice
 from engine.speculation.text_store import TextStore
+from engine.speculation.tree_shape import TreeShape
 from engine.token_tree import MAX_NODES, TokenTree
 
 
@@ -28,6 +30,9 @@ class Requirements:
         hidden_states: What it reads of the target; None is nothing. Together with `has_cache` it has to be
             told of every position, so that it is asked with a budget of 0 too, and the prefix cache gives
             its requests only what is in its own cache as well.
+        estimates: Its trees say how likely each node is to stand, in `probabilities`, and cost next to
+            nothing. So it is asked before it is known how many nodes pay, and its trees are cut afterwards.
+        shape: What its trees usually look like, for estimates of how many nodes pay; None is a chain.
     """
 
     has_cache: bool = False
@@ -35,6 +40,8 @@ class Requirements:
     text_store: TextStore | None = None
     branches: bool = False
     hidden_states: HiddenSelection | None = None
+    estimates: bool = False
+    shape: TreeShape | None = None
 
     @property
     def follows(self) -> bool:
@@ -78,7 +85,7 @@ class DraftRequest:
         budget: Draft nodes wanted at most. 0 while the prompt is being read, and in steps that shall go
             without a draft: nothing to propose, but a cache may follow up to num_computed_tokens.
         max_depth: Levels at most: deeper nodes have no room in the context or in the answer.
-        num_requests: How many share the step, this one included: the more, the less rows come for free.
+        price: Whether a node is worth its row, for those who know how likely it is to stand.
         features: Hidden states of the committed positions that the last step computed, up to
             num_computed_tokens; None if nobody asked for them.
     """
@@ -92,7 +99,7 @@ class DraftRequest:
     params: SamplingParams
     budget: int
     max_depth: int = MAX_NODES
-    num_requests: int = 1
+    price: RowPrice = ALONE
     features: FeatureRows | None = None
 
 

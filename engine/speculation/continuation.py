@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from engine.speculation.evidence import Rate, level_of, pays
+from engine.speculation.evidence import ALONE, Rate, RowPrice, level_of
 from engine.speculation.text_index import BORDER, Occurrence, token_behind
 from engine.token_tree import MAX_NODES, TokenTree
 
@@ -32,12 +32,12 @@ class Room:
     Attributes:
         budget: Nodes at most.
         max_depth: Levels at most.
-        num_requests: How many share the step.
+        price: Whether a node is worth its row.
     """
 
     budget: int
     max_depth: int = MAX_NODES
-    num_requests: int = 1
+    price: RowPrice = ALONE
 
 
 @dataclass(slots=True)
@@ -114,6 +114,7 @@ def grow(
     """
     tokens: list[int] = []
     parents: list[int] = []
+    probabilities: list[float] = []
     expected = 1.0
     # The likeliest first, of equal ones the first found.
     waiting: list[tuple[float, int, _Candidate]] = []
@@ -124,13 +125,14 @@ def grow(
         if not is_last:
             for child in _children(node, len(tokens), rates, rules):
                 heappush(waiting, (-child.probability, next(number), child))
-        if not waiting or not pays(-waiting[0][0], expected, len(tokens), room.num_requests):
+        if not waiting or not room.price.pays(-waiting[0][0], expected, len(tokens)):
             break
         node = heappop(waiting)[2]
         tokens.append(node.path[-1])
         parents.append(node.parent)
+        probabilities.append(node.probability)
         expected += node.probability
-    return TokenTree(tuple(tokens), tuple(parents))
+    return TokenTree(tuple(tokens), tuple(parents), probabilities=tuple(probabilities))
 
 
 def _children(

@@ -51,13 +51,17 @@ class DraftModelSpeculator:
         self._grower = grower
         self._progress: dict[str, Progress] = {}
         self._step = 0
+        self._requirements = Requirements(
+            has_cache=True,
+            max_model_len=limits.max_model_len,
+            branches=grower.branches,
+            shape=grower.usual_shape,
+        )
 
     @property
     def requirements(self) -> Requirements:
         """A cache beside the target's, and drafts within the draft model's context."""
-        return Requirements(
-            has_cache=True, max_model_len=self._limits.max_model_len, branches=self._grower.branches
-        )
+        return self._requirements
 
     @torch.inference_mode()
     def propose(self, context: ProposalContext) -> list[TokenTree]:

@@ -47,16 +47,17 @@ class EagleSpeculator:
         grower: TreeGrower,
     ) -> None:
         self._runner = runner
-        self._hidden_states = hidden_states
         self._boundaries = boundaries
         self._max_num_batched_tokens = max_num_batched_tokens
         self._grower = grower
         self._progress: dict[str, HeadProgress] = {}
+        self._requirements = Requirements(
+            has_cache=True, branches=grower.branches, hidden_states=hidden_states, shape=grower.usual_shape
+        )
 
     @property
     def requirements(self) -> Requirements:
         """A cache beside the target's, filled from its hidden states."""
-        return Requirements(has_cache=True, branches=self._grower.branches, hidden_states=self._hidden_states)
 
     @torch.inference_mode()
     def propose(self, context: ProposalContext) -> list[TokenTree]:

@@ -5,10 +5,11 @@ lookups fail stops drafting, and drafts again once they would have been right; n
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
-# A node is worth its row while it adds more to the tokens per step than its row adds to the step's time,
-# taking a row for this share of a one-row step. Measured: 0.05 to 0.09 for the second row of a step on a
-# CPU, 0.14 to 0.16 on average over sixteen.
+# A node is worth its row while it adds more to the tokens per step than its row adds to the step's time.
+# Where nobody measures what that is, a row is taken for this share of a one-row step: 0.05 to 0.09 for the
+# second row of a step on a CPU, 0.14 to 0.16 on average over sixteen.
 ROW_COST = 0.12
 
 # Conditional acceptance by the length of the match: 1, 2-3, 4-7, 8-15, 16-31, 32 and more tokens. Measured
@@ -55,17 +56,51 @@ def new_rates() -> list[Rate]:
     return [Rate(prior) for prior in PRIORS]
 
 
-def pays(probability: float, expected_tokens: float, num_nodes: int, num_requests: int) -> bool:
-    """Whether one more draft node raises the tokens per time of a step.
+class RowPrice(Protocol):
+    """What a lookup is told of the cost of a row."""
 
-    The other requests of the step are taken to be like this one. The more of them share the step, the less of
-    it is the reading of weights, and the surer a node has to be.
+    def pays(self, probability: float, expected_tokens: float, num_nodes: int) -> bool:
+        """Whether one more draft node raises the tokens per time of a step.
 
-    Args:
-        probability: That the node is accepted.
-        expected_tokens: Tokens the request gets without it: 1 and the probabilities of its nodes.
-        num_nodes: Nodes the request has without it.
+        Args:
+            probability: That the node is accepted.
+            expected_tokens: Tokens the request gets without it: 1 and the probabilities of its nodes.
+            num_nodes: Nodes the request has without it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class EqualShares:
+    """The price before anything is measured: ROW_COST, the other requests of the step being like this one.
+
+    The more of them share the step, the less of it is the reading of weights, and the surer a node has to be.
+
+    Attributes:
         num_requests: How many the step serves.
     """
-    num_rows = num_requests * (1 + num_nodes)
-    return probability * (1 + ROW_COST * (num_rows - 1)) > ROW_COST * num_requests * expected_tokens
+
+    num_requests: int = 1
+
+    def pays(self, probability: float, expected_tokens: float, num_nodes: int) -> bool:
+        """See RowPrice."""
+        num_rows = self.num_requests * (1 + num_nodes)
+        return probability * (1 + ROW_COST * (num_rows - 1)) > ROW_COST * self.num_requests * expected_tokens
+
+
+ALONE = EqualShares(1)
+"""The price for a request that has its step to itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredFloor:
+    """The price as the planner measured it. Who pays it may still be cut when the whole batch is known.
+
+    Attributes:
+        least: The chance that a node must have to be worth the cheapest row.
+    """
+
+    least: float
+
+    def pays(self, probability: float, expected_tokens: float, num_nodes: int) -> bool:
+        """See RowPrice."""
+        return probability > self.least

@@ -90,12 +90,27 @@ def load_drafts(
 
 
 def max_draft_nodes(speculation: SpeculationConfig) -> int:
-    """Draft nodes per step where a request does not say."""
+    """Draft nodes per step of the method itself where a request does not say."""
     match speculation:
         case ModelSection(max_nodes=max_nodes):
             return max_nodes
         case _:
             return speculation.num_draft_tokens
+
+
+def build_lookup(
+    config: EngineConfig, target: LoadedModel
+) -> tuple[NgramSpeculation | SuffixSpeculation, Speculator] | None:
+    """The lookup that drafts before the method itself, with its settings, if one is set."""
+    match config.speculation:
+        case ModelSection(lookup="ngram"):
+            ngram = NgramSpeculation()
+            return ngram, NgramSpeculator(ngram.ngram_min, ngram.ngram_max, target.eos_token_ids)
+        case ModelSection(lookup="suffix"):
+            suffix = SuffixSpeculation()
+            return suffix, _suffix_speculator(suffix, target.eos_token_ids)
+        case _:
+            return None
 
 
 def wants_probe(speculation: SpeculationConfig) -> bool:

@@ -11,6 +11,7 @@ from engine.speculation.base import DraftRequest
 from engine.speculation.drawing import DrawingStyle, draw_children
 from engine.speculation.growing_tree import GrowingTree
 from engine.speculation.growth import Gardener
+from engine.speculation.tree_shape import TreeShape
 from engine.token_tree import MAX_NODES, TokenTree
 
 
@@ -40,6 +41,11 @@ class TreeGrower:
     def branches(self) -> bool:
         """Whether nodes may have siblings."""
         return self._style.branches
+
+    @property
+    def usual_shape(self) -> TreeShape | None:
+        """What trees look like, roughly; None for chains."""
+        return self._gardener.usual_shape
 
     def note(self, tree: TokenTree, committed: Sequence[int]) -> None:
         """Learns which tokens have come since a tree was proposed."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.speculation.rank_rates import RankRates
-from engine.speculation.tree_shape import TreeShape
+from engine.speculation.tree_shape import PRIOR_RATES, TreeShape, likeliest_shape
 from engine.token_tree import Proposal, TokenTree
 
 _VERDICTS_PER_SHAPE = 64
@@ -47,6 +47,10 @@ class Growth(Protocol):
 
 class Gardener(Protocol):
     """Starts growths; may learn from verdicts."""
+
+    @property
+    def usual_shape(self) -> TreeShape | None:
+        """What its trees look like, roughly, for who estimates what they bring; None for chains."""
 
     def start(self, proposal: Proposal, num_nodes: int, max_depth: int) -> Growth:
         """How the next tree grows, within `num_nodes` nodes and `max_depth` levels."""
@@ -123,6 +127,8 @@ class _Unlearning:
 class ChainGardener(_Unlearning):
     """Chains as long as they may be."""
 
+    usual_shape = None
+
     def start(self, proposal: Proposal, num_nodes: int, max_depth: int) -> Growth:
         """See Gardener."""
         return ShapedGrowth(TreeShape.chain(min(num_nodes, max_depth)))
@@ -133,6 +139,11 @@ class StaticGardener(_Unlearning):
 
     def __init__(self, shape: TreeShape) -> None:
         self._shape = shape
+
+    @property
+    def usual_shape(self) -> TreeShape:
+        """See Gardener."""
+        return self._shape
 
     def start(self, proposal: Proposal, num_nodes: int, max_depth: int) -> Growth:
         """See Gardener."""
@@ -169,6 +180,11 @@ class SequoiaGardener:
         self._num_since = dict.fromkeys(Proposal, 0)
         self._shapes = {proposal: self._best(proposal) for proposal in Proposal}
 
+    @property
+    def usual_shape(self) -> TreeShape:
+        """See Gardener."""
+        return self._shapes[Proposal.DETERMINISTIC]
+
     def start(self, proposal: Proposal, num_nodes: int, max_depth: int) -> Growth:
         """See Gardener."""
         return ShapedGrowth(self._shapes[proposal].fitted(num_nodes, max_depth))
@@ -192,6 +208,11 @@ class DynamicGardener(_Unlearning):
         self._max_nodes = max_nodes
         self._max_depth = max_depth
         self._top_k = top_k
+
+    @property
+    def usual_shape(self) -> TreeShape:
+        """See Gardener. Which nodes are the likeliest differs from draft to draft; this is the average's."""
+        return likeliest_shape(PRIOR_RATES, self._max_nodes, (self._top_k,) * self._max_depth)
 
     def start(self, proposal: Proposal, num_nodes: int, max_depth: int) -> Growth:
         """See Gardener.

@@ -34,11 +34,14 @@ class MedusaSpeculator:
         self._ends = ends
         self._grower = grower
         self._proposed: dict[str, tuple[TokenTree, int]] = {}
+        self._requirements = Requirements(
+            branches=grower.branches, hidden_states=HiddenSelection(last=True), shape=grower.usual_shape
+        )
 
     @property
     def requirements(self) -> Requirements:
         """The state that the target's own output layer sees."""
-        return Requirements(branches=self._grower.branches, hidden_states=HiddenSelection(last=True))
+        return self._requirements
 
     @torch.inference_mode()
     def propose(self, context: ProposalContext) -> list[TokenTree]:

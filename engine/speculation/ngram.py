@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
-from engine.speculation.evidence import Rate, level_of, new_rates, pays
+from engine.speculation.evidence import Rate, RowPrice, level_of, new_rates
 from engine.speculation.text_index import Occurrence, TextIndex, token_behind
 from engine.token_tree import EMPTY_TREE, TokenTree
 
@@ -49,8 +49,8 @@ class NgramSpeculator:
 
     @property
     def requirements(self) -> Requirements:
-        """None at all."""
-        return Requirements()
+        """None at all; its drafts come with estimates."""
+        return Requirements(estimates=True)
 
     def propose(self, context: ProposalContext) -> list[TokenTree]:
         """See Speculator."""
@@ -71,7 +71,7 @@ class NgramSpeculator:
             reader = self._readers[request.request_id] = _Reader(self._sizes, prompt)
         reader.read(request.token_ids[reader.num_read :])
         ends = ending_ids(request, self._eos_token_ids)
-        return TokenTree.chain(reader.draft(request.budget, request.num_requests, ends))
+        return reader.draft(request.budget, request.price, ends)
 
 
 def ending_ids(request: DraftRequest, eos_token_ids: frozenset[int]) -> Collection[int]:
@@ -115,19 +115,21 @@ class _Reader:
             else:
                 self._move_on(place, token)
 
-    def draft(self, budget: int, num_requests: int, ends: Collection[int]) -> list[int]:
-        """As many of the next tokens as pay in a step of so many requests."""
+    def draft(self, budget: int, price: RowPrice, ends: Collection[int]) -> TokenTree:
+        """As many of the next tokens as pay."""
         draft: list[int] = []
+        survivals: list[float] = []
         survival = expected = 1.0
         while self._place is not None and len(draft) < budget:
             survival *= self._rate(self._place, len(draft)).value
-            if not pays(survival, expected, len(draft), num_requests):
+            if not price.pays(survival, expected, len(draft)):
                 break
             expected += survival
+            survivals.append(survival)
             draft.append(self._predict(self._place, draft))
             if draft[-1] in ends:
                 break
-        return draft
+        return TokenTree(tuple(draft), tuple(range(len(draft))), probabilities=tuple(survivals))
 
     def _judge(self, place: Occurrence, token: int) -> bool:
         """Whether the token is what `place` predicted; either is remembered."""

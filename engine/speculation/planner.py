@@ -1,53 +1,353 @@
-"""The planner: how many draft nodes each request gets in the coming step, and how deep they may lie."""
+"""The planner: which requests draft how many nodes for the coming step, and by which method.
 
-from engine.core.request import Request
-from engine.token_tree import MAX_NODES
+It goes by what steps took and by which drafts stood, all of it over before a token of the next draft is
+drawn. So what it decides never depends on the tokens that it decides about, and every rule stays lossless.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from engine.planning import PlanOutcome
+from engine.speculation.allotment import Admission, Bid, Tariff, admit
+from engine.speculation.evidence import EqualShares, MeasuredFloor, RowPrice
+from engine.speculation.measurements import Measurements
+from engine.speculation.probing import PROBE_NODES, ProbeSchedule, interval
+from engine.speculation.step_cost import StepShape
+
+# By what drafts have to beat plain decoding before they are made: estimates are noisy, and the best of many
+# noisy ones is too good to be true.
+_MARGIN = 1.01
+# Nodes of all requests that are weighed against each other in a step.
+_MOST_NODES = 256
+# Steps over which the cost of catching up with a request's text is spread.
+_AMORTISED = 64.0
+# If not even such drafts paid, more acceptance would not help.
+_OPTIMISTIC = tuple(0.97**depth for depth in range(1, 9))
+_OPTIMISM_STEPS = 8
+# Nodes per request among which the cheapest row is sought before anybody has offered any.
+_LOOKED_AHEAD = 8
 
 
-class Planner:
-    """Gives every request what it asked for, or the configured number, within the room it has.
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The coming step before any drafts.
 
-    Args:
-        num_draft_tokens: Nodes per step where the request does not say.
-        max_model_len: Tokens prompt and answer share.
-        draft_max_model_len: Tokens behind which the speculator cannot draft; None is no limit.
-        branches: Whether trees may have more nodes than levels; chains need no more nodes than have room.
+    Attributes:
+        decoding: The requests that get a token.
+        shape: All of it, the prompts that are read beside them included.
+        num_draft_rows: Draft nodes that the step has room for.
+        num_running: All requests that run.
     """
 
-    def __init__(
-        self,
-        num_draft_tokens: int,
-        max_model_len: int,
-        draft_max_model_len: int | None,
-        *,
-        branches: bool = False,
-    ) -> None:
-        self._num_draft_tokens = num_draft_tokens
-        self._max_model_len = max_model_len
-        self._draft_max_model_len = draft_max_model_len
-        self._branches = branches
+    decoding: StepShape
+    shape: StepShape
+    num_draft_rows: int
+    num_running: int
 
-    def has_outgrown(self, request: Request) -> bool:
-        """Whether the request is too long for the speculator for good."""
-        limit = self._draft_max_model_len
-        return limit is not None and request.num_tokens >= limit
 
-    def node_budget(self, request: Request) -> int:
-        """Draft nodes the request can use; none where there is no room for one."""
-        wanted = request.params.speculation.num_draft_tokens or self._num_draft_tokens
-        depth = self.max_depth(request)
-        return wanted if self._branches and depth else min(wanted, depth)
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A tree that is there already, with the drafter's own estimates.
 
-    def max_depth(self, request: Request) -> int:
-        """Draft tokens in a row that the request has room for.
+    Attributes:
+        place: Which of the requests it is for.
+        method: Number of the method.
+        probabilities: Per node the chance that it stands, falling.
+    """
 
-        A step commits its accepted nodes and one token more, so the last place is never a draft's.
+    place: int
+    method: int
+    probabilities: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request could use of a method that has to be told how much to draft.
+
+    Attributes:
+        place: Which of the requests it is.
+        request_id: Its name.
+        num_nodes, max_depth: Room that it has.
+        num_behind: Tokens that the method's cache has to catch up with.
+    """
+
+    place: int
+    request_id: str
+    num_nodes: int
+    max_depth: int
+    num_behind: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Nodes that a request may draft, and levels."""
+
+    place: int
+    num_nodes: int
+    max_depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """The planner's decision.
+
+    Attributes:
+        kept: Per offer, how many of its nodes to check.
+        grants: Per method, who drafts.
+        outcome: Why so little, if nothing was granted.
+        num_probes: Trials among the grants.
+    """
+
+    kept: tuple[int, ...]
+    grants: tuple[tuple[Grant, ...], ...]
+    outcome: PlanOutcome
+    num_probes: int = 0
+
+
+class Planner(Protocol):
+    """Decides what is drafted."""
+
+    @property
+    def name(self) -> str:
+        """As in the settings."""
+
+    def price(self, load: Load) -> RowPrice:
+        """What a row costs, for methods that estimate their own nodes."""
+
+    def allot(self, load: Load, offers: Sequence[Offer], wishes: Sequence[Sequence[Wish]]) -> Allotment:
+        """Divides the nodes of a step.
+
+        Args:
+            load: The step.
+            offers: Trees of the methods that estimate, at most one per request.
+            wishes: Per method those who could draft with it; none for methods that estimate.
         """
-        room = min(
-            request.stop_rules.max_tokens - request.num_output_tokens,
-            self._max_model_len - request.num_tokens,
+
+    def follows_prompts(self, method: int) -> bool:
+        """Whether a method's cache is to follow prompts while they are read."""
+
+    def note_verdict(self, method: int, request_id: str, stood: bool) -> None:
+        """Learns whether a draft's first token stood."""
+
+
+class FixedPlanner:
+    """Gives every request what it asked for, or the configured number; the first method that has a draft."""
+
+    name = "fixed"
+
+    def price(self, load: Load) -> RowPrice:
+        """See Planner."""
+        return EqualShares(load.num_running)
+
+    def allot(self, load: Load, offers: Sequence[Offer], wishes: Sequence[Sequence[Wish]]) -> Allotment:
+        """See Planner."""
+        served = {offer.place for offer in offers}
+        grants: list[tuple[Grant, ...]] = []
+        for method in wishes:
+            own = [
+                Grant(wish.place, wish.num_nodes, wish.max_depth)
+                for wish in method
+                if wish.place not in served
+            ]
+            served.update(grant.place for grant in own)
+            grants.append(tuple(own))
+        kept = tuple(len(offer.probabilities) for offer in offers)
+        outcome = PlanOutcome.SPECULATED if served else PlanOutcome.NO_DRAFT
+        return Allotment(kept, tuple(grants), outcome)
+
+    def follows_prompts(self, method: int) -> bool:
+        """See Planner."""
+        return True
+
+    def note_verdict(self, method: int, request_id: str, stood: bool) -> None:
+        """See Planner. There is nothing to learn."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The best use of the step found so far: with which method beside the offers, if any."""
+
+    admission: Admission
+    places: Sequence[int]
+    offered: Sequence[bool]
+    method: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What is known of the step before it is decided.
+
+    Attributes:
+        plain: Its tariff, without the costs of drafting.
+        floor: Nodes less likely to stand cannot pay.
+        offers, bids: Trees that are there already, and what they are worth.
+    """
+
+    plain: Tariff
+    floor: float
+    offers: Sequence[Offer]
+    bids: Sequence[Bid]
+
+
+class AutoPlanner:
+    """Admits the nodes of the whole batch that raise its expected tokens per second, down to none.
+
+    Goodput over measured costs (Liu et al. 2024, "Optimizing speculative decoding for serving large language
+    models using goodput"), with the nodes of all requests sorted by their chance to stand. Of several methods
+    that need passes of their own the one with which the step does best drafts for all; lookups come first
+    where they promise more for a request.
+
+    Args:
+        measurements: What it goes by.
+    """
+
+    name = "auto"
+
+    def __init__(self, measurements: Measurements) -> None:
+        self._known = measurements
+        self._probes = [ProbeSchedule() for _ in measurements.methods]
+        self._hopeful = [True for _ in measurements.methods]
+        self._asked_hope = [-_OPTIMISM_STEPS for _ in measurements.methods]
+
+    def price(self, load: Load) -> RowPrice:
+        """See Planner."""
+        return MeasuredFloor(self._plain(load, _LOOKED_AHEAD * load.decoding.requests).floor())
+
+    def allot(self, load: Load, offers: Sequence[Offer], wishes: Sequence[Sequence[Wish]]) -> Allotment:
+        """See Planner."""
+        most = max(PROBE_NODES, sum(len(offer.probabilities) for offer in offers))
+        most += max((sum(wish.num_nodes for wish in own) for own in wishes), default=0)
+        plain = self._plain(load, most)
+        step = _Step(plain, plain.floor(), offers, [self._bid(offer) for offer in offers])
+        best = _Choice(
+            admit(step.bids, plain, _MARGIN), [offer.place for offer in offers], [True] * len(offers)
         )
-        depth = min(room - 1, MAX_NODES)
-        if self._draft_max_model_len is not None:
-            depth = min(depth, self._draft_max_model_len - request.num_tokens)
-        return max(0, depth)
+        for method, own in enumerate(wishes):
+            if own:
+                choice = self._with(method, own, step)
+                if choice.admission.depth and choice.admission.speed > best.admission.speed:
+                    best = choice
+        kept = dict.fromkeys((offer.place for offer in offers), 0)
+        grants: list[list[Grant]] = [[] for _ in wishes]
+        for place, count, offered in zip(best.places, best.admission.counts, best.offered, strict=True):
+            if offered:
+                kept[place] = count
+            elif count and best.method is not None:
+                grants[best.method].append(Grant(place, count, best.admission.depth))
+        num_granted = sum(best.admission.counts)
+        num_probes = 0
+        if load.num_draft_rows >= num_granted + PROBE_NODES * len(wishes):
+            served = {grant.place for own in grants for grant in own}
+            served |= {place for place, count in kept.items() if count}
+            num_probes = sum(
+                self._add_probe(method, own, grants[method], served, plain)
+                for method, own in enumerate(wishes)
+                if own
+            )
+        return Allotment(
+            tuple(kept[offer.place] for offer in offers),
+            tuple(map(tuple, grants)),
+            self._outcome(num_granted, num_probes, wishes, step),
+            num_probes,
+        )
+
+    def follows_prompts(self, method: int) -> bool:
+        """See Planner. Where drafts do not pay whatever they are worth, their caches catch up later."""
+        return self._hopeful[method]
+
+    def note_verdict(self, method: int, request_id: str, stood: bool) -> None:
+        """See Planner."""
+        self._probes[method].note(request_id, stood)
+
+    def _plain(self, load: Load, most: int) -> Tariff:
+        """What the step costs, and up to so many nodes in it."""
+        cost = self._known.cost
+        rise = cost.rise(load.shape, min(load.num_draft_rows, most, _MOST_NODES))
+        # Prompts that are read in the same step have a worth of their own: their time is not the drafts'.
+        return Tariff(load.decoding.requests, cost.step(load.decoding), rise)
+
+    def _tariff(self, method: int, plain: Tariff) -> Tariff:
+        """The same with the costs of a method that drafts."""
+        start, per_pass, per_row = self._known.methods[method].costs.solve(self._known.cost.unit)
+        return replace(plain, start=start, per_pass=per_pass, per_row=per_row)
+
+    def _bid(self, offer: Offer) -> Bid:
+        factor = self._known.methods[offer.method].calibration
+        values = [min(1.0, probability * factor) for probability in offer.probabilities]
+        return Bid(values, (0,) * len(values))
+
+    def _with(self, method: int, wishes: Sequence[Wish], step: _Step) -> _Choice:
+        """The best use of the step if this method drafts where it promises more than what is offered."""
+        known = self._known.methods[method]
+        tariff = self._tariff(method, step.plain)
+        offered = {offer.place: bid for offer, bid in zip(step.offers, step.bids, strict=True)}
+        bids: list[Bid] = []
+        places: list[int] = []
+        for wish in wishes:
+            room = (wish.num_nodes, wish.max_depth)
+            values, depths = known.book.values(
+                wish.request_id, known.shape, room, step.floor, self._known.step
+            )
+            if wish.place in offered and sum(offered[wish.place].values) >= sum(values):
+                continue
+            entry = tariff.per_row * (1.0 + (wish.num_behind - 1) / _AMORTISED)
+            bids.append(Bid(values, depths, entry))
+            places.append(wish.place)
+        taken = set(places)
+        left = [(place, bid) for place, bid in offered.items() if place not in taken]
+        return _Choice(
+            admit([*bids, *(bid for _, bid in left)], tariff, _MARGIN),
+            [*places, *(place for place, _ in left)],
+            [False] * len(bids) + [True] * len(left),
+            method,
+        )
+
+    def _add_probe(
+        self, method: int, wishes: Sequence[Wish], grants: list[Grant], served: set[int], plain: Tariff
+    ) -> bool:
+        """Adds a trial where one is due, for a request that gets nothing otherwise."""
+        if grants:
+            self._probes[method].recover()
+        idle = {wish.request_id: wish for wish in wishes if wish.place not in served}
+        if not idle or not self._may_pay(method, wishes, plain):
+            return False
+        book = self._known.methods[method].book
+        tested = {name: book.last_tested(name) for name in idle}
+        tariff = self._tariff(method, plain)
+        behind = min(wish.num_behind for wish in idle.values())
+        seconds = tariff.start + tariff.per_row * (PROBE_NODES + behind) + PROBE_NODES * tariff.per_pass
+        seconds += tariff.rise[PROBE_NODES]
+        steps = interval(seconds / tariff.seconds, book.num_verdicts)
+        name = self._probes[method].pick(self._known.step, tested, idle, steps)
+        if name is None:
+            return False
+        wish = idle[name]
+        grants.append(Grant(wish.place, min(PROBE_NODES, wish.num_nodes), min(PROBE_NODES, wish.max_depth)))
+        served.add(wish.place)
+        return True
+
+    def _may_pay(self, method: int, wishes: Sequence[Wish], plain: Tariff) -> bool:
+        """Whether drafts that nearly always stand would pay at this load; asked anew every few steps."""
+        if self._known.step - self._asked_hope[method] >= _OPTIMISM_STEPS:
+            self._asked_hope[method] = self._known.step
+            bids = []
+            for wish in wishes:
+                depths = range(1, min(wish.num_nodes, wish.max_depth, len(_OPTIMISTIC)) + 1)
+                bids.append(Bid(_OPTIMISTIC[: len(depths)], depths))
+            self._hopeful[method] = admit(bids, self._tariff(method, plain), _MARGIN).depth > 0
+        return self._hopeful[method]
+
+    def _outcome(
+        self, num_granted: int, num_probes: int, wishes: Sequence[Sequence[Wish]], step: _Step
+    ) -> PlanOutcome:
+        if num_granted:
+            return PlanOutcome.SPECULATED
+        if num_probes:
+            return PlanOutcome.PROBING
+        asked = [method for method, own in enumerate(wishes) if own]
+        if any(self._hopeful[method] for method in asked):
+            return PlanOutcome.ACCEPTANCE
+        if asked or step.floor > _OPTIMISTIC[-1]:
+            return PlanOutcome.LOAD
+        return PlanOutcome.ACCEPTANCE if step.offers else PlanOutcome.NO_DRAFT

@@ -46,7 +46,7 @@ class SuffixSpeculator:
     @property
     def requirements(self) -> Requirements:
         """Finished texts, if they are shared; and room for nodes beside each other in trees."""
-        return Requirements(text_store=self._store, branches=self._rules.is_tree)
+        return Requirements(text_store=self._store, branches=self._rules.is_tree, estimates=True)
 
     def propose(self, context: ProposalContext) -> list[TokenTree]:
         """See Speculator."""
@@ -68,7 +68,7 @@ class SuffixSpeculator:
             reader = self._readers[request.request_id] = _Reader(search, prompt)
         reader.read(request.token_ids[reader.num_read :])
         ends = ending_ids(request, self._eos_token_ids)
-        room = Room(request.budget, request.max_depth, request.num_requests)
+        room = Room(request.budget, request.max_depth, request.price)
         return grow(reader.places, reader.rates, self._rules, room, ends)
 
 

@@ -101,6 +101,9 @@ def assert_clean(llm: LLM) -> None:
     assert not core._prompt_logprobs._collected
     if core._drafting is not None:
         assert not core._drafting._outgrown
-        speculator = core._drafting._speculator
-        for books in ("known", "_progress", "_readers"):
-            assert not getattr(speculator, books, None), books
+        assert not core._drafting._methods
+        for drafter in core._drafting._drafters:
+            for books in ("known", "_progress", "_readers"):
+                assert not getattr(drafter.speculator, books, None), books
+        for known in core._drafting._measurements.methods:
+            assert not known.book.own_rates()

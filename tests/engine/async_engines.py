@@ -29,7 +29,7 @@ def build_core(speculator: Speculator | None = None, **room: int) -> Any:
     config = EngineConfig(
         cache=CacheConfig(block_size=4, num_kv_blocks=256),
         scheduler=SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 128, **room}),
-        speculation=NgramSpeculation(num_draft_tokens=4, ngram_min=1),
+        speculation=NgramSpeculation(num_draft_tokens=4, ngram_min=1, planner="fixed"),
     )
     return assemble(config, target(), (), speculator)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.speculation.evidence import MEMORY, PRIORS, ROW_COST, Rate, level_of, pays
+from engine.speculation.evidence import MEMORY, PRIORS, ROW_COST, EqualShares, MeasuredFloor, Rate, level_of
 
 
 def test_a_rate_starts_at_its_prior_and_follows_what_is_seen() -> None:
@@ -41,10 +41,15 @@ def test_a_node_pays_while_it_raises_tokens_per_time(num_requests: int) -> None:
     for taken in ([], [0.9], [0.9, 0.8, 0.7], [0.3] * 9):
         for probability in (0.01, 0.1, 0.119, 0.121, 0.2, 0.5, 0.53, 0.81, 1.0):
             better = speed([*taken, probability], taken) > speed(taken, taken)
-            assert pays(probability, 1 + sum(taken), len(taken), num_requests) == better
+            assert EqualShares(num_requests).pays(probability, 1 + sum(taken), len(taken)) == better
 
 
 def test_a_full_batch_drafts_only_what_is_nearly_sure() -> None:
-    assert pays(0.2, 1.0, 0, 1)
-    assert not pays(0.2, 1.0, 0, 8)
-    assert pays(0.9, 1.0, 0, 32)
+    assert EqualShares(1).pays(0.2, 1.0, 0)
+    assert not EqualShares(8).pays(0.2, 1.0, 0)
+    assert EqualShares(32).pays(0.9, 1.0, 0)
+
+
+def test_a_measured_price_is_the_same_for_every_node() -> None:
+    assert MeasuredFloor(0.3).pays(0.31, 5.0, 9)
+    assert not MeasuredFloor(0.3).pays(0.3, 1.0, 0)

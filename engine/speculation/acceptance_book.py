@@ -1,0 +1,218 @@
+"""AcceptanceBook: how often drafted tokens stand, by depth, rank and request, from what was really tested.
+
+    a request's own recent tests  ->  the method's at that depth and rank  ->  the method's at that rank
+                                  ->  a prior
+
+Each is shrunk to the next. A node counts only if its parent was reached: behind a rejected one nothing was
+tested, and nothing has failed (counting it would be the usual bias towards short drafts).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.speculation.tree_shape import PRIOR_RATES, TreeShape
+from engine.token_tree import TokenTree
+
+DEPTHS = 8
+RANKS = len(PRIOR_RATES)
+
+_PRIOR_WEIGHT = 16.0  # Tests that the prior counts for, and a rank's average over depths at one depth.
+_MEMORY = 1000.0  # Tests at a depth and rank after which all count half.
+_OWN_WEIGHT = 8.0  # Tests that the method's average counts for in a request's own.
+_MOST_TESTS = 40.0  # Of its own that count, the latest most.
+_FADING = 96  # Steps without a test after which a request's tests count half.
+# How far, in standard deviations, an uncertain rate is taken to be better than it looks. Who is thought worse
+# than he is gets no nodes, and so no chance to show it; who is thought better is soon found out.
+_OPTIMISM = 0.5
+_CERTAIN = 0.995
+
+
+@dataclass(slots=True)
+class OwnRate:
+    """One request under one method.
+
+    Attributes:
+        recent: Moving average of its tests: 1 where a child stood.
+        expected: The same of what the method's rates had said.
+        num_tested: Tests so far, up to a bound.
+        last_step: When the last one came in.
+    """
+
+    recent: float
+    expected: float
+    num_tested: float = 0.0
+    last_step: int = 0
+
+    def note(self, stood: bool, expected: float, step: int) -> None:
+        """Enters a test."""
+        self.num_tested = min(self._weight(step) + 1.0, _MOST_TESTS)
+        weight = 1.0 / (self.num_tested + 1.0)
+        self.recent += weight * (stood - self.recent)
+        self.expected += weight * (expected - self.expected)
+        self.last_step = step
+
+    def odds_ratio(self, step: int) -> float:
+        """By what the odds of the method's rates are multiplied for this request."""
+        weight = self._weight(step)
+        own = (self.recent * weight + self.expected * _OWN_WEIGHT) / (weight + _OWN_WEIGHT)
+        own += _OPTIMISM * math.sqrt(own * (1.0 - own) / (weight + _OWN_WEIGHT))
+        own = min(max(own, 1e-4), _CERTAIN)
+        expected = min(max(self.expected, 1e-4), _CERTAIN)
+        return own * (1.0 - expected) / (expected * (1.0 - own))
+
+    def _weight(self, step: int) -> float:
+        return self.num_tested * math.exp2((self.last_step - step) / _FADING)
+
+
+class AcceptanceBook:
+    """What verdicts on one method's trees have shown."""
+
+    def __init__(self) -> None:
+        self._tried = [[0.0] * RANKS for _ in range(DEPTHS)]
+        self._stood = [[0.0] * RANKS for _ in range(DEPTHS)]
+        self._own: dict[str, OwnRate] = {}
+        self._rates: list[list[float]] = []
+        self._is_stale = True
+        self._plans: dict[TreeShape, tuple[tuple[int, int, int], ...]] = {}
+        self.num_verdicts = 0
+
+    def note(self, request_id: str, tree: TokenTree, accepted: Sequence[int], step: int) -> bool:
+        """Enters a verdict.
+
+        Args:
+            request_id: Whose tree it was.
+            tree: What was checked.
+            accepted: The nodes that stand, a path from the root.
+            step: Number of the step, for the fading of old tests.
+
+        Returns:
+            Whether the first token of the draft stood.
+        """
+        rates = self._rates or self.rates()
+        own = self._own.get(request_id)
+        if own is None:
+            own = self._own[request_id] = OwnRate(rates[0][0], rates[0][0])
+        for depth, node in enumerate((0, *accepted)):
+            children = tree.children(node)
+            if not children:
+                break
+            stands = accepted[depth] if depth < len(accepted) else 0
+            rank = children.index(stands) if stands else RANKS
+            level = min(depth, DEPTHS - 1)
+            own.note(stands != 0, min(sum(rates[level][: len(children)]), _CERTAIN), step)
+            self._count(level, len(children), rank)
+        return bool(accepted)
+
+    def forget(self, request_id: str) -> None:
+        """Drops a request that ended."""
+        self._own.pop(request_id, None)
+
+    def rates(self) -> list[list[float]]:
+        """Per depth and rank; of the method as a whole."""
+        if self._is_stale:
+            self._is_stale = False
+            across = [
+                (sum(level[rank] for level in self._stood) + _PRIOR_WEIGHT * prior)
+                / (sum(level[rank] for level in self._tried) + _PRIOR_WEIGHT)
+                for rank, prior in enumerate(PRIOR_RATES)
+            ]
+            self._rates = [
+                [
+                    (stood + _PRIOR_WEIGHT * rate) / (tried + _PRIOR_WEIGHT)
+                    for stood, tried, rate in zip(*level, across, strict=True)
+                ]
+                for level in zip(self._stood, self._tried, strict=True)
+            ]
+        return self._rates
+
+    def values(
+        self, request_id: str, shape: TreeShape | None, room: tuple[int, int], least: float, step: int
+    ) -> tuple[list[float], list[int]]:
+        """How likely the first nodes of a request's next tree are to stand, and their depths.
+
+        Args:
+            request_id: Whose.
+            shape: The usual tree, None for chains.
+            room: Nodes and levels at most.
+            least: Behind the first value below it there are none.
+            step: Number of the step.
+
+        Returns:
+            Falling values, and the depth of each.
+        """
+        rates = self.rates()
+        own = self._own.get(request_id)
+        ratio = 1.0 if own is None else own.odds_ratio(step)
+        if shape is None:
+            return _chain_values(rates, ratio, min(room), least)
+        return self._tree_values(shape, ratio, room, least)
+
+    def last_tested(self, request_id: str) -> int:
+        """The step in which a request was tested last; -1 if it never was."""
+        own = self._own.get(request_id)
+        return -1 if own is None else own.last_step
+
+    def own_rates(self) -> list[tuple[str, float, int]]:
+        """Per request tested: its id, the share of its recent tests that stood, and how many there were."""
+        return [(name, own.recent, round(own.num_tested)) for name, own in self._own.items()]
+
+    def _count(self, level: int, num_children: int, rank: int) -> None:
+        self._is_stale = True
+        self.num_verdicts += 1
+        tried, stood = self._tried[level], self._stood[level]
+        for place in range(min(num_children, RANKS)):
+            tried[place] += 1.0
+        if rank < RANKS:
+            stood[rank] += 1.0
+        if tried[0] > _MEMORY:
+            self._tried[level] = [count / 2 for count in tried]
+            self._stood[level] = [count / 2 for count in stood]
+
+    def _tree_values(
+        self, shape: TreeShape, ratio: float, room: tuple[int, int], least: float
+    ) -> tuple[list[float], list[int]]:
+        rates = self.rates()
+        worths = [1.0]
+        found: list[float] = []
+        depths: list[int] = []
+        lowest = 1.0
+        for parent, depth, rank in self._plan(shape):
+            rate = rates[min(depth, DEPTHS) - 1][min(rank, RANKS - 1)]
+            worths.append(worths[parent] * rate * ratio / (1.0 - rate + rate * ratio))
+            if depth > room[1]:
+                continue
+            lowest = min(lowest, worths[-1])
+            if lowest < least or len(found) == room[0]:
+                break
+            found.append(lowest)
+            depths.append(depth)
+        return found, depths
+
+    def _plan(self, shape: TreeShape) -> tuple[tuple[int, int, int], ...]:
+        """Parent, depth and rank of each node."""
+        plan = self._plans.get(shape)
+        if plan is None:
+            depths = shape.depths()
+            num_children = [0] * (len(shape) + 1)
+            rows: list[tuple[int, int, int]] = []
+            for node, parent in enumerate(shape.parents, start=1):
+                rows.append((parent, depths[node], num_children[parent]))
+                num_children[parent] += 1
+            plan = tuple(rows)
+            self._plans = {shape: plan}
+        return plan
+
+
+def _chain_values(
+    rates: Sequence[Sequence[float]], ratio: float, room: int, least: float
+) -> tuple[list[float], list[int]]:
+    found: list[float] = []
+    worth = 1.0
+    for depth in range(room):
+        rate = rates[min(depth, DEPTHS - 1)][0]
+        worth *= rate * ratio / (1.0 - rate + rate * ratio)
+        if worth < least:
+            break
+        found.append(worth)
+    return found, list(range(1, len(found) + 1))

@@ -1,0 +1,118 @@
+"""Measurements: what planning goes by. Everything in it comes from steps that are over."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.planning import MethodReport, RequestReport
+from engine.speculation.acceptance_book import AcceptanceBook
+from engine.speculation.linear_fit import LinearFit
+from engine.speculation.step_cost import CostModel, StepShape
+from engine.speculation.tree_shape import TreeShape
+from engine.token_tree import TokenTree
+
+# Expected tokens that count as if they had come as expected.
+_CALIBRATION_WEIGHT = 30.0
+_CALIBRATION_MEMORY = 1000.0
+
+
+@dataclass(slots=True)
+class MethodMeasurements:
+    """What is known of one method.
+
+    Attributes:
+        method: Its name.
+        estimates: Whether its trees say how likely each node is.
+        shape: What its trees usually look like; None is a chain.
+        book: Acceptance by depth, rank and request.
+        costs: Seconds of drafting, per call, per level and per row, before anything was seen a tenth of a
+            step of the target for each level.
+    """
+
+    method: str
+    estimates: bool = False
+    shape: TreeShape | None = None
+    book: AcceptanceBook = field(default_factory=AcceptanceBook)
+    costs: LinearFit = field(default_factory=lambda: LinearFit((0.02, 0.1, 0.01), (1.0, 3.0, 6.0)))
+    _expected: float = 0.0
+    _accepted: float = 0.0
+
+    @property
+    def calibration(self) -> float:
+        """Accepted tokens over those that the trees' own estimates had promised."""
+        return (self._accepted + _CALIBRATION_WEIGHT) / (self._expected + _CALIBRATION_WEIGHT)
+
+    def note_estimates(self, expected: float, accepted: int) -> None:
+        """Holds a tree's estimates against its verdict."""
+        self._expected += expected
+        self._accepted += accepted
+        if self._expected > _CALIBRATION_MEMORY:
+            self._expected /= 2
+            self._accepted /= 2
+
+
+class Measurements:
+    """Costs and acceptance, shared by whoever plans.
+
+    Args:
+        methods: In the order in which they are asked.
+    """
+
+    def __init__(self, methods: Sequence[MethodMeasurements]) -> None:
+        self.methods = tuple(methods)
+        self.cost = CostModel()
+        self.step = 0
+        """Number of the step."""
+
+    def note_step(self, shape: StepShape, forward_seconds: float, host_seconds: float) -> float | None:
+        """Enters a step that was made.
+
+        Returns:
+            What the cost model would have said of it; None before it knew anything.
+        """
+        self.step += 1
+        predicted = self.cost.step(shape) if self.cost.is_measured else None
+        self.cost.observe(shape, forward_seconds, host_seconds)
+        return predicted
+
+    def note_draft(self, method: int, num_levels: int, num_rows: int, seconds: float) -> None:
+        """Enters what a call of a speculator took."""
+        amounts = (1.0, float(num_levels), float(num_rows))
+        self.methods[method].costs.observe(amounts, seconds, self.cost.unit)
+
+    def note_verdict(self, method: int, request_id: str, tree: TokenTree, accepted: Sequence[int]) -> None:
+        """Enters which nodes of a tree stand."""
+        known = self.methods[method]
+        if known.estimates:
+            known.note_estimates(sum(tree.probabilities), len(accepted))
+        else:
+            known.book.note(request_id, tree, accepted, self.step)
+
+    def forget(self, request_id: str) -> None:
+        """Drops a request that ended."""
+        for known in self.methods:
+            known.book.forget(request_id)
+
+    def method_reports(self) -> tuple[MethodReport, ...]:
+        """The methods for a report."""
+        return tuple(self._report(known) for known in self.methods)
+
+    def request_reports(self) -> tuple[RequestReport, ...]:
+        """The requests for a report."""
+        return tuple(
+            RequestReport(request_id, known.method, rate, num_tested)
+            for known in self.methods
+            for request_id, rate, num_tested in known.book.own_rates()
+        )
+
+    def _report(self, known: MethodMeasurements) -> MethodReport:
+        start, per_pass, per_row = known.costs.solve(self.cost.unit)
+        rates = () if known.estimates else tuple(map(tuple, known.book.rates()))
+        return MethodReport(
+            known.method,
+            rates,
+            known.book.num_verdicts,
+            1000.0 * start,
+            1000.0 * per_pass,
+            1000.0 * per_row,
+            known.calibration if known.estimates else None,
+        )
