@@ -58,6 +58,7 @@ class EagleSpeculator:
     @property
     def requirements(self) -> Requirements:
         """A cache beside the target's, filled from its hidden states."""
+        return self._requirements
 
     @torch.inference_mode()
     def propose(self, context: ProposalContext) -> list[TokenTree]:
