@@ -7,7 +7,7 @@ from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.speculation.base import DraftRequest, ProposalContext, Speculator
 from engine.speculation.planner import Planner
-from engine.token_tree import EMPTY_TREE, TokenTree
+from engine.token_tree import EMPTY_TREE, MAX_NODES, TokenTree
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ class Drafting:
             if self._planner.has_outgrown(request):
                 num_outgrown += self._note_outgrown(request)
                 continue
+            if self._draft_forced(request, scheduler):
+                continue
             draft_request = self._ask(request, scheduler)
             if draft_request is not None:
                 wanted.append((request, draft_request))
@@ -58,6 +60,8 @@ class Drafting:
             logger.exception("drafting with %s failed; this step goes on without drafts", self.method)
             trees = [EMPTY_TREE] * len(wanted)
         for (request, _), tree in zip(wanted, trees, strict=True):
+            if request.matcher is not None and not tree.proposal.is_drawn:
+                tree = request.matcher.pruned(tree)
             request.draft = tree
         return num_outgrown
 
@@ -76,6 +80,20 @@ class Drafting:
             store.add(request.params.cache_scope, request.token_ids, request.num_prompt_tokens)
         self.release(request)
         self._outgrown.discard(request.request_id)
+
+    def _draft_forced(self, request: Request, scheduler: Scheduler) -> bool:
+        """Drafts what the request's grammar leaves no choice about; whether there is such a thing.
+
+        It costs nothing to find and nearly always stands, so the speculator's opinion is not asked.
+        """
+        if request.matcher is None or request.num_uncomputed_tokens > 1:
+            return False
+        wanted = min(
+            self._planner.max_depth(request), request.params.speculation.num_draft_tokens or MAX_NODES
+        )
+        forced = request.matcher.forced_tokens()[:wanted]
+        request.draft = TokenTree.chain(forced[: scheduler.grant_lookahead(request, len(forced))])
+        return len(request.draft) > 0
 
     def _ask(self, request: Request, scheduler: Scheduler) -> DraftRequest | None:
         """What to ask for one request; None if there is nothing to gain."""
@@ -97,6 +115,7 @@ class Drafting:
             params=request.params,
             budget=budget,
             max_depth=self._planner.max_depth(request),
+            matcher=request.matcher,
             num_requests=len(scheduler.running),
         )
 

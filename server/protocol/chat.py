@@ -6,8 +6,9 @@ from pydantic import BaseModel, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.sampling_params import MAX_LOGPROBS
-from server.protocol.base import GenerationRequest, RequestModel
+from server.protocol.base import GenerationRequest
 from server.protocol.fields import TextContent
+from server.protocol.model import RequestModel
 from server.protocol.refused import REFUSED_IN_CHAT, REFUSED_IN_MESSAGES, RefusedField
 from server.protocol.usage import Answer, FinishReasonField, StopReasonField
 

@@ -27,21 +27,18 @@ class RefusedField:
 
 
 _NO_TOOLS = "this server calls no tools yet; leave it out"
-_NO_GRAMMAR = "this server does not constrain the answer's format yet; leave it out"
 _NO_AUDIO = "this server reads and writes text only"
 _TEMPLATE = "the model's own chat template is always used; leave it out"
 
 REFUSED_EVERYWHERE = (
-    RefusedField("response_format", ({"type": "text"},), _NO_GRAMMAR),
-    RefusedField("structured_outputs", (), _NO_GRAMMAR),
-    RefusedField("guided_json", (), _NO_GRAMMAR),
-    RefusedField("guided_regex", (), _NO_GRAMMAR),
-    RefusedField("guided_choice", (), _NO_GRAMMAR),
-    RefusedField("guided_grammar", (), _NO_GRAMMAR),
-    RefusedField("json_schema", (), _NO_GRAMMAR),
-    RefusedField("regex", (), _NO_GRAMMAR),
-    RefusedField("ebnf", (), _NO_GRAMMAR),
-    RefusedField("grammar", ("",), _NO_GRAMMAR),
+    RefusedField("guided_json", (), "use structured_outputs.json or response_format"),
+    RefusedField("guided_regex", (), "use structured_outputs.regex"),
+    RefusedField("guided_choice", (), "use structured_outputs.choice"),
+    RefusedField("guided_grammar", (), "use structured_outputs.grammar"),
+    RefusedField("json_schema", (), "use structured_outputs.json or response_format"),
+    RefusedField("regex", (), "use structured_outputs.regex"),
+    RefusedField("ebnf", (), "use structured_outputs.grammar"),
+    RefusedField("grammar", ("",), "use structured_outputs.grammar"),
     RefusedField("prediction", (), "this server takes no predicted outputs yet; leave it out"),
     RefusedField("logits_processors", ([],)),
     RefusedField("custom_logit_processor", ()),
