@@ -160,9 +160,11 @@ class AsyncEngine:
         first = map(tokenizer.leading_bytes, token_ids[:1])
         return await asyncio.to_thread(lambda: [*first, *map(tokenizer.token_bytes, token_ids[1:])])
 
-    async def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
+    async def apply_chat_template(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage] = ()
+    ) -> list[int]:
         """See EngineClient."""
-        return await asyncio.to_thread(self._require_tokenizer().apply_chat_template, messages)
+        return await asyncio.to_thread(self._require_tokenizer().apply_chat_template, messages, tools)
 
     def _require_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:

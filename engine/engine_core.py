@@ -229,7 +229,7 @@ class EngineCore:
             return self.abort(request.request_id, FinishReason.ERROR)
         accepted = sampled.accepted_nodes[: len(run)]
         self.timer.enter(StepPart.COMMIT)
-        self._move_accepted(item, accepted)
+        self._runner.cache.move(*self.scheduler.kv.moves(request, accepted))
         self.scheduler.update(item, run, len(accepted))
         record = self._records[request.request_id]
         is_first = record.num_steps == 0
@@ -251,16 +251,6 @@ class EngineCore:
         if processed.finish_reason is not None:
             self._retire(request, processed.finish_reason)
         return output
-
-    def _move_accepted(self, item: ScheduledRequest, accepted: Sequence[int]) -> None:
-        """Puts the keys and values of accepted nodes where their tokens now belong."""
-        request, kv = item.request, self.scheduler.kv
-        moved = [
-            (kv.slot(request, request.num_tokens - 1 + node), kv.slot(request, request.num_tokens + index))
-            for index, node in enumerate(accepted)
-            if node != index + 1
-        ]
-        self._runner.cache.move([source for source, _ in moved], [target for _, target in moved])
 
     def _prompt_logprobs_of(self, request: Request) -> tuple[TokenLogprob | None, ...] | None:
         if not request.needs_every_row:

@@ -219,6 +219,7 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         method=config.speculation.method,
         max_draft_tokens=max_draft_nodes(config.speculation),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+        chat_template="" if tokenizer is None else tokenizer.chat_template,
         acceptance=config.speculation.policy,
         weights=target.weights,
     )

@@ -104,6 +104,7 @@ class SamplingParams:
         logprobs: Alternatives to report per token, 0 for the chosen one alone; None is off.
         prompt_logprobs: The same for the prompt's tokens.
         skip_special_tokens: Leave special tokens out of the text.
+        shown_token_ids: Special tokens that the text shows all the same.
         include_stop_str_in_output: Keep the stop string that ended the answer.
         constraint: The format that the answer must have; None leaves it free.
         speculation: This request's say in its speculation.
@@ -129,6 +130,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    shown_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     constraint: Constraint | None = None
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
