@@ -3,15 +3,18 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from engine.admission import EngineLimits
 from engine.calibration import CalibrationLimits, calibrate
 from engine.client import ModelInfo
 from engine.config import EngineConfig
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.drafting import Drafting
 from engine.engine_core import EngineCore
+from engine.grammar import GrammarCompiler, GrammarVocabulary
 from engine.model.attention.choice import choose_backend
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loaded_model import LoadedModel
@@ -31,9 +34,11 @@ from engine.speculation.factory import (
     max_draft_nodes,
     wants_probe,
 )
+from engine.speculation.forced import ForcedSpeculator
 from engine.speculation.measurements import Measurements, MethodMeasurements
 from engine.speculation.planner import AutoPlanner, FixedPlanner, Planner
 from engine.speculation_probe import log_probe, probe_speculation
+from engine.token_tree import MAX_NODES
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -146,7 +151,11 @@ class _Parts:
             planner = planner or _planner(config, self.measurements)
             drafting = Drafting(self.drafters, planner, self.measurements)
         return EngineCore(
-            self.runner, scheduler, OutputProcessor(self.tokenizer), _limits(config, target), drafting
+            self.runner,
+            scheduler,
+            OutputProcessor(self.tokenizer),
+            _limits(config, target, self.tokenizer),
+            drafting,
         )
 
 
@@ -206,27 +215,50 @@ def _log_speculation(config: EngineConfig, drafts: Sequence[Draft], *, is_on: bo
         )
 
 
-def _limits(config: EngineConfig, target: LoadedModel) -> EngineLimits:
+def _limits(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer | None) -> EngineLimits:
     return EngineLimits(
         target.max_model_len,
         target.vocab_size,
         target.eos_token_ids,
         config.scheduler.max_num_queued,
+        _grammars(target, tokenizer),
         config.speculation.policy,
     )
+
+
+def _grammars(target: LoadedModel, tokenizer: Tokenizer | None) -> GrammarCompiler:
+    size = target.vocab_size
+    eos_token_ids = frozenset(token for token in target.eos_token_ids if token < size)
+
+    def read_vocabulary() -> GrammarVocabulary:
+        assert tokenizer is not None, "without one nothing is compiled"
+        return GrammarVocabulary(
+            tokens=tuple(map(tokenizer.token_bytes, range(size))),
+            special_token_ids=frozenset(
+                token for token in tokenizer.special_ids if token < target.vocab_size
+            ),
+            eos_token_ids=eos_token_ids,
+            encode=partial(tokenizer.encode, add_special_tokens=False),
+        )
+
+    if tokenizer is None or not tokenizer.is_bytewise:
+        return GrammarCompiler("a format needs a tokenizer whose texts are its tokens' bytes strung together")
+    if not eos_token_ids:
+        return GrammarCompiler("a format has an end, and this model has no end-of-text token to say so")
+    return GrammarCompiler(read_vocabulary)
 
 
 def _drafters(
     config: EngineConfig, target: LoadedModel, speculator: Speculator | None
 ) -> tuple[Drafter, ...]:
-    """The method itself and the lookup before it; none without speculation."""
+    """The method itself, and before it a lookup and what grammars force; none without speculation."""
     if speculator is None:
         return ()
     wanted = [(config.speculation, speculator)]
     lookup = build_lookup(config, target)
     if lookup is not None:
         wanted.insert(0, lookup)
-    return tuple(
+    methods = [
         Drafter(
             settings.method,
             each,
@@ -239,7 +271,13 @@ def _drafters(
             target.vocab_size,
         )
         for settings, each in wanted
-    )
+    ]
+    room = DraftRoom(MAX_NODES, target.max_model_len, None)
+    return (Drafter("grammar", ForcedSpeculator(), room, target.vocab_size, _has_grammar), *methods)
+
+
+def _has_grammar(request: Request) -> bool:
+    return request.matcher is not None
 
 
 def _planner(config: EngineConfig, measurements: Measurements) -> Planner:
@@ -254,6 +292,7 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         method=config.speculation.method,
         max_draft_tokens=max_draft_nodes(config.speculation),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+        chat_template="" if tokenizer is None else tokenizer.chat_template,
         acceptance=config.speculation.policy,
         weights=target.weights,
     )

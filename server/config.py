@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.sampling_params import MAX_LOGPROBS
 from engine.section import Section
 from server.options import ENV_PREFIX, Option, derive_options, flag_of, variable_of
+from server.tools.formats import ToolParserName
 
 CONFIG_VARIABLE = variable_of("config")
 
@@ -44,6 +45,9 @@ class HttpConfig(Section):
         ge=0,
         description="Time that running answers get to finish after SIGTERM or Ctrl+C; a second Ctrl+C ends "
         "them at once.",
+    )
+    tool_parser: ToolParserName | None = Field(
+        None, description="How the model writes calls of functions; default: as its chat template does."
     )
     profiling: bool = Field(
         False,

@@ -19,7 +19,7 @@ ENGINE_LAYERS = (
     ("errors",),
     ("sampling_params", "chat_template", "section"),
     ("token_tree", "tree_config", "planning"),
-    ("acceptance",),
+    ("acceptance", "grammar"),
     ("drafting_config",),
     ("head_config",),
     ("config", "outputs", "catalog"),

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from engine.core.stopping import StopRules
+from engine.grammar import Matcher
 from engine.sampling_params import SamplingParams
 from engine.token_tree import EMPTY_TREE, TokenTree
 
@@ -36,6 +37,7 @@ class Request:
         needs_draft_cache: Whether only what the speculator's cache holds may come from the prefix cache: it
             could not make up for the rest.
         draft: The tree to be verified in the next step.
+        matcher: Follows the answer through the grammar that it must obey; None where there is none.
         status: Where it stands.
         prefix_keys: Digests of its full blocks' contents, as far as they were needed.
     """
@@ -50,6 +52,7 @@ class Request:
     num_draft_cached_tokens: int = 0
     needs_draft_cache: bool = False
     draft: TokenTree = field(default=EMPTY_TREE)
+    matcher: Matcher | None = None
     status: RequestStatus = RequestStatus.WAITING
     prefix_keys: list[bytes] = field(default_factory=list)
 

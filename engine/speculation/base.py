@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from engine.grammar import Matcher
 from engine.model.hidden_states import HiddenSelection
 from engine.sampling_params import SamplingParams
 from engine.speculation.evidence import ALONE, RowPrice
@@ -88,6 +89,9 @@ class DraftRequest:
         price: Whether a node is worth its row, for those who know how likely it is to stand.
         features: Hidden states of the committed positions that the last step computed, up to
             num_computed_tokens; None if nobody asked for them.
+        matcher: Follows the answer through its grammar; None leaves it free. Tokens drawn from a recorded
+            distribution must come from rows that it has masked; of others the engine takes out those that
+            it does not allow.
     """
 
     request_id: str
@@ -101,6 +105,7 @@ class DraftRequest:
     max_depth: int = MAX_NODES
     price: RowPrice = ALONE
     features: FeatureRows | None = None
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)

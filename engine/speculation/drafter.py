@@ -32,6 +32,11 @@ class Called:
     seconds: float | None = None
 
 
+def everyone(request: Request) -> bool:
+    """Serves all requests."""
+    return True
+
+
 @dataclass(slots=True)
 class Drafter:
     """A method as it is set up here.
@@ -41,12 +46,14 @@ class Drafter:
         speculator: Who proposes.
         room: What its drafts may take.
         vocab_size: Draft tokens must be below it.
+        serves: Which requests have something for it to go by.
     """
 
     method: str
     speculator: Speculator
     room: DraftRoom
     vocab_size: int
+    serves: Callable[[Request], bool] = everyone
 
     @property
     def needs(self) -> Requirements:
@@ -55,7 +62,8 @@ class Drafter:
 
     def num_nodes(self, request: Request) -> int:
         """Draft nodes that a request has room for."""
-        return 0 if self.room.has_outgrown(request) else self.room.node_budget(request)
+        is_idle = self.room.has_outgrown(request) or not self.serves(request)
+        return 0 if is_idle else self.room.node_budget(request)
 
     def wish(self, place: int, request: Request) -> Wish | None:
         """What a decoding request could use; None if there is no room."""
@@ -98,6 +106,7 @@ class Drafter:
             max_depth=min(max_depth, self.room.max_depth(request)),
             price=price,
             features=features,
+            matcher=request.matcher,
         )
 
     def call(self, requests: Sequence[DraftRequest], clock: Callable[[], float]) -> Called:
@@ -116,6 +125,7 @@ class Drafter:
             for request, known in zip(requests, before, strict=True)
         )
         num_levels = max((max(tree.depths()) for tree in trees), default=0)
+        trees = [_legal(request, tree) for request, tree in zip(requests, trees, strict=True)]
         return Called(trees, num_levels, num_caught_up + sum(map(len, trees)), seconds)
 
     def _check(self, requests: Sequence[DraftRequest], trees: Sequence[TokenTree]) -> None:
@@ -128,3 +138,10 @@ class Drafter:
             for token in tree.tokens:
                 if not 0 <= token < self.vocab_size:
                     raise ValueError(f"draft token {token} is outside 0 to {self.vocab_size - 1}")
+
+
+def _legal(request: DraftRequest, tree: TokenTree) -> TokenTree:
+    """A tree without what the request's grammar does not allow; drawn tokens come from masked rows already."""
+    if request.matcher is None or tree.proposal.is_drawn:
+        return tree
+    return request.matcher.pruned(tree)
