@@ -141,7 +141,7 @@ class Drafter:
 
 
 def _legal(request: DraftRequest, tree: TokenTree) -> TokenTree:
-    """A tree without what the request's grammar does not allow; drawn tokens come from masked rows already."""
+    """A tree without what the grammar does not allow; drawn tokens come from masked rows already."""
     if request.matcher is None or tree.proposal.is_drawn:
         return tree
     return request.matcher.pruned(tree)
