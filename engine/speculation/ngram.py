@@ -1,9 +1,13 @@
 """Prompt lookup: the text that followed the last tokens the last time they occurred (Saxena 2023)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
-from engine.speculation.evidence import Rate, RowPrice, level_of, new_rates
+from engine.speculation.continuation import Room
+from engine.speculation.evidence import Rate, level_of, new_rates
 from engine.speculation.text_index import Occurrence, TextIndex, token_behind
 from engine.token_tree import EMPTY_TREE, TokenTree
 
@@ -16,6 +20,9 @@ RESUMED_MATCH = 4
 # That what follows a changed token is the old text again.
 RESUMED_PRIOR = 0.3
 
+# That the next match that goes on differently is right where the first is wrong.
+RIVAL_PRIOR = 0.3
+
 
 class NgramSpeculator:
     """Looks the end of prompt and answer up in prompt and answer.
@@ -26,6 +33,9 @@ class NgramSpeculator:
 
         sequence  5 1 2 3 1 2 │    latest (1 2) before the end: followed by 3 1 2 │ 3 1 2 ...
         draft                 │ 3 1 2 3 1
+
+    Where other matches go on differently, the draft branches into what followed each, if such rivals were
+    right often enough where the first match was wrong.
 
     Where the answer is an edited copy, the match breaks at each changed token. Reading on behind the token
     that was replaced resumes the copy a step later instead of an n-gram later, and a replacement that proved
@@ -49,8 +59,8 @@ class NgramSpeculator:
 
     @property
     def requirements(self) -> Requirements:
-        """None at all; its drafts come with estimates."""
-        return Requirements(estimates=True)
+        """None at all; its drafts may branch, and come with estimates."""
+        return Requirements(branches=True, estimates=True)
 
     def propose(self, context: ProposalContext) -> list[TokenTree]:
         """See Speculator."""
@@ -71,13 +81,30 @@ class NgramSpeculator:
             reader = self._readers[request.request_id] = _Reader(self._sizes, prompt)
         reader.read(request.token_ids[reader.num_read :])
         ends = ending_ids(request, self._eos_token_ids)
-        return reader.draft(request.budget, request.price, ends)
+        return reader.draft(Room(request.budget, request.max_depth, request.price), ends)
 
 
 def ending_ids(request: DraftRequest, eos_token_ids: frozenset[int]) -> Collection[int]:
     """Ids that end the request's answer: nothing behind them could ever be used."""
     ids = request.params.stop_token_ids
     return ids if request.params.ignore_eos else eos_token_ids.union(ids)
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A chain of the draft as far as it has come.
+
+    Attributes:
+        place: What it is copied from.
+        tokens: From below the root.
+        parent: The number of the node that the last of them hangs off.
+        chance: That all of them stand.
+    """
+
+    place: Occurrence
+    tokens: list[int]
+    parent: int
+    chance: float
 
 
 class _Reader:
@@ -91,7 +118,9 @@ class _Reader:
         self._index.extend(prompt)
         self._rates = new_rates()
         self._resumed_rate = Rate(RESUMED_PRIOR)
-        self._place = self._longest_match()
+        self._rival_rate = Rate(RIVAL_PRIOR)
+        # Longest match first. That is the one to read on in; the others are its rivals.
+        self._places = self._find()
         self._is_resumed = False
         self._replacements: dict[int, int] = {}
         # A replacement (old token, new token) that waits for the copy to go on behind it.
@@ -105,31 +134,56 @@ class _Reader:
     def read(self, tokens: Sequence[int]) -> None:
         """Holds each committed token against what was predicted, and finds the place to read on."""
         for token in tokens:
-            place = self._place
+            place = self._places[0] if self._places else None
             came_true = place is not None and self._judge(place, token)
             self._index.extend((token,))
             if place is not None and came_true:
-                # No other match can have become longer than this one, or later at the same length.
-                self._place = Occurrence(place.tokens, place.end + 1, min(place.length + 1, MAX_MATCH))
+                # No other match can have become longer than these, or later at the same length.
+                right = [rival for rival in self._places[1:] if self._predict(rival, ()) == token]
+                self._places = [
+                    Occurrence(each.tokens, each.end + 1, min(each.length + 1, MAX_MATCH))
+                    for each in (place, *right)
+                ]
                 self._is_resumed = False
             else:
                 self._move_on(place, token)
 
-    def draft(self, budget: int, price: RowPrice, ends: Collection[int]) -> TokenTree:
-        """As many of the next tokens as pay."""
-        draft: list[int] = []
-        survivals: list[float] = []
-        survival = expected = 1.0
-        while self._place is not None and len(draft) < budget:
-            survival *= self._rate(self._place, len(draft)).value
-            if not price.pays(survival, expected, len(draft)):
+    def draft(self, room: Room, ends: Collection[int]) -> TokenTree:
+        """As many of the next tokens as pay, the likeliest first."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        chances: list[float] = []
+        number = count()
+        waiting: list[tuple[float, int, _Branch]] = []
+        for branch in self._branches():
+            heappush(waiting, (-branch.chance, next(number), branch))
+        expected = 1.0
+        while waiting and len(tokens) < room.budget:
+            branch = heappop(waiting)[2]
+            if not room.price.pays(branch.chance, expected, len(tokens)):
                 break
-            expected += survival
-            survivals.append(survival)
-            draft.append(self._predict(self._place, draft))
-            if draft[-1] in ends:
-                break
-        return TokenTree(tuple(draft), tuple(range(len(draft))), probabilities=tuple(survivals))
+            expected += branch.chance
+            tokens.append(branch.tokens[-1])
+            parents.append(branch.parent)
+            chances.append(branch.chance)
+            depth = len(branch.tokens)
+            if depth < room.max_depth and branch.tokens[-1] not in ends:
+                branch.chance *= self._rate(branch.place, depth).value
+                branch.tokens.append(self._predict(branch.place, branch.tokens))
+                branch.parent = len(tokens)
+                heappush(waiting, (-branch.chance, next(number), branch))
+        return TokenTree(tuple(tokens), tuple(parents), probabilities=tuple(chances))
+
+    def _branches(self) -> Iterator[_Branch]:
+        """What may come next, each of the matches having its say where those before it are wrong."""
+        left, seen = 1.0, set[int]()
+        for place in self._places:
+            token = self._predict(place, ())
+            if token not in seen:
+                chance = left * (self._rival_rate if seen else self._rate(place, 0)).value
+                seen.add(token)
+                left -= chance
+                yield _Branch(place, [token], 0, chance)
 
     def _judge(self, place: Occurrence, token: int) -> bool:
         """Whether the token is what `place` predicted; either is remembered."""
@@ -137,6 +191,12 @@ class _Reader:
         self._rate(place, 0).note(came_true)
         if came_true and self._is_resumed and self._unproven is not None:
             self._replacements.update([self._unproven])
+        if not came_true:
+            predicted = self._predict(place, ())
+            others = (other for rival in self._places if (other := self._predict(rival, ())) != predicted)
+            rival = next(others, None)
+            if rival is not None:
+                self._rival_rate.note(rival == token)
         if token_behind(place, ()) == token:
             self._replacements.pop(token, None)
         return came_true
@@ -144,18 +204,17 @@ class _Reader:
     def _move_on(self, place: Occurrence | None, token: int) -> None:
         """Behind a token that was not predicted: to the longest match, or on in the copy behind `place`."""
         was_resumed = self._is_resumed
-        self._place, self._is_resumed, self._unproven = self._longest_match(), False, None
+        self._places, self._is_resumed, self._unproven = self._find(), False, None
         if place is None or was_resumed or place.length < RESUMED_MATCH:
             return
-        best = self._place
-        if best is None or self._resumed_rate.value > self._rates[level_of(best.length)].value:
+        best = self._places[0].length if self._places else 0
+        if not best or self._resumed_rate.value > self._rates[level_of(best)].value:
             self._unproven = (token_behind(place, ()), token)
-            self._place = Occurrence(place.tokens, place.end + 1, RESUMED_MATCH)
+            self._places = [Occurrence(place.tokens, place.end + 1, RESUMED_MATCH)]
             self._is_resumed = True
 
-    def _longest_match(self) -> Occurrence | None:
-        found = self._index.find(self._index.tail(MAX_MATCH), MAX_PLACES)
-        return found[0] if found else None
+    def _find(self) -> list[Occurrence]:
+        return self._index.find(self._index.tail(MAX_MATCH), MAX_PLACES)
 
     def _predict(self, place: Occurrence, path: Sequence[int]) -> int:
         token = token_behind(place, path)

@@ -7,6 +7,7 @@ import pytest
 
 from engine.sampling_params import SamplingParams
 from engine.speculation.ngram import NgramSpeculator
+from engine.token_tree import EMPTY_TREE
 from tests.speculation.lookups import EOS, propose_one, read_answer, request
 
 
@@ -108,6 +109,31 @@ def test_a_replacement_that_proved_right_is_made_again() -> None:
     half = [*renamed[:70], *text[70:]]
     steps = read_answer(make(), text, half)
     assert sum(accepted < drafted for drafted, accepted in steps[1:-1]) == 2
+
+
+def coins(count: int, share: float) -> list[int]:
+    """Two tokens in an order that nobody knows, the first of them with a chance."""
+    rng = random.Random(5)
+    return [21 if rng.random() < share else 31 for _ in range(count)]
+
+
+@pytest.mark.parametrize(("share", "children"), [(0.5, {21, 31}), (1.0, {21})])
+def test_matches_that_go_on_differently_make_branches(share: float, children: set[int]) -> None:
+    text = coins(160, share)
+    prompt, answer = text[:100], text[100:]
+    speculator = make()
+    read_answer(speculator, prompt, answer)
+    tree = propose_one(speculator, request((*prompt, *answer), 15, num_prompt=len(prompt)))
+    assert {tree.tokens[child - 1] for child in tree.children(0)} == children
+    assert list(tree.probabilities) == sorted(tree.probabilities, reverse=True)
+
+
+def test_a_rival_that_is_wrong_as_well_is_no_branch() -> None:
+    prompt = [token for filler in distinct(60, 7) for token in (10, filler)]
+    answer = [token for filler in distinct(60, 8) for token in (10, filler)]
+    speculator = make()
+    read_answer(speculator, prompt, [*answer, 10])
+    assert propose_one(speculator, request((*prompt, *answer, 10), 15, num_prompt=len(prompt))) == EMPTY_TREE
 
 
 def alternating(count: int) -> tuple[list[int], list[int]]:
