@@ -175,9 +175,7 @@ def _windows(layer: Fields, num_layers: int) -> tuple[int | None, ...]:
     if kinds is None:
         # Qwen 3's older spelling; other configs carry a sliding_window that none of their layers has.
         slides = layer.text("model_type", "") == "qwen3" and layer.flag("use_sliding_window")
-        first = layer.size("max_window_layers", 1) if slides else num_layers
-        if layer.raw("max_window_layers") == 0 and slides:
-            first = 0
+        first = layer.count("max_window_layers", 28) if slides else num_layers
         kinds = tuple("sliding_attention" if i >= first else "full_attention" for i in range(num_layers))
     kinds = kinds[:num_layers]
     if foreign := sorted(set(kinds) - {"full_attention", "sliding_attention"}):

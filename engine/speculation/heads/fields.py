@@ -42,6 +42,19 @@ class Fields:
             raise self._wrong(name, f"a whole number from 1 to {_MAX_SIZE}")
         return value
 
+    def count(self, name: str, default: int) -> int:
+        """A whole number from 0.
+
+        Raises:
+            StartupError: It is something else.
+        """
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not _is_index(value):
+            raise self._wrong(name, f"a whole number from 0 to {_MAX_SIZE}")
+        return int(value)
+
     def optional_size(self, name: str) -> int | None:
         """A positive whole number, None if it is missing.
 
