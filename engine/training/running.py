@@ -1,4 +1,7 @@
-"""The stages of `outrider train-head`, each of which goes on where an earlier run stopped: answers, features, training."""
+"""The stages of `outrider train-head`: answers, features, training.
+
+Each goes on where an earlier run stopped.
+"""
 
 import gc
 import logging
@@ -9,7 +12,10 @@ from typing import Protocol
 
 import torch
 
+from engine.config import EngineConfig, NoSpeculation, SchedulerConfig
 from engine.errors import StartupError
+from engine.factory import assemble
+from engine.llm import LLM
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import load_causal_lm
 from engine.model.weight_type import choose_device
@@ -17,11 +23,13 @@ from engine.speculation.heads.eagle import EagleHead
 from engine.speculation.heads.medusa import MedusaHeads
 from engine.tokenizer import Tokenizer
 from engine.training.building import TargetParts, new_eagle, new_medusa
-from engine.training.capturing import capture_rows
+from engine.training.capturing import Limits, capture_rows
 from engine.training.checkpoint import Checkpoint
 from engine.training.features import Features, FeatureStore, StoreFormat
+from engine.training.generating import Generator, Wishes
 from engine.training.objective import Objective, Weights
 from engine.training.passes import Drafter, EagleDrafter, MedusaDrafter
+from engine.training.prompts import read_prompts
 from engine.training.rows import Row, read_generations, read_texts
 from engine.training.saving import Provenance, save_head
 from engine.training.settings import TrainSettings
@@ -31,6 +39,7 @@ from engine.training.vocabulary import DraftVocabulary
 
 logger = logging.getLogger(__name__)
 
+_ANSWERS = "generations.jsonl"
 _EAGLE_FEATURES = Weights(tokens=0.1, features=1.0)
 """EAGLE-1's (Li et al. 2024, section 4.2)."""
 
@@ -38,8 +47,8 @@ _EAGLE_FEATURES = Weights(tokens=0.1, features=1.0)
 class Watcher(Protocol):
     """Who wants to know how it goes."""
 
-    def on_tokens(self, stage: str, done: int, total: int) -> None:
-        """Of a stage before the training."""
+    def on_progress(self, stage: str, done: int, total: int) -> None:
+        """Of a stage before the training: "answers", counted in conversations, or "features", in tokens."""
 
     def on_step(self, report: StepReport) -> None:
         """After each step of the training."""
@@ -84,6 +93,11 @@ def set_threads(count: int) -> None:
 def _features(settings: TrainSettings, watcher: Watcher, stop: Callable[[], bool]) -> Features | None:
     """Answers the prompts, and fills the store; None if somebody wants an end."""
     model = load_causal_lm(settings.model)
+    if settings.sources.prompts:
+        _answer(settings, model, watcher, stop)
+        gc.collect()
+        if stop():
+            return None
     rows = _rows(settings, model)
     reader = TargetReader(model, settings.top_k)
     form = StoreFormat(
@@ -99,10 +113,9 @@ def _features(settings: TrainSettings, watcher: Watcher, stop: Callable[[], bool
             reader,
             rows,
             store,
-            held_out_share=settings.held_out,
-            disk_gb=settings.disk_gb,
-            on_tokens=lambda done, total: watcher.on_tokens("features", done, total),
-            stop=stop,
+            Limits(settings.held_out, settings.disk_gb),
+            lambda done, total: watcher.on_progress("features", done, total),
+            stop,
         )
         if stop():
             return None
@@ -116,9 +129,29 @@ def _features(settings: TrainSettings, watcher: Watcher, stop: Callable[[], bool
     return features
 
 
+def _answer(settings: TrainSettings, model: LoadedModel, watcher: Watcher, stop: Callable[[], bool]) -> None:
+    """Has the target answer the prompts."""
+    sources = settings.sources
+    config = EngineConfig(
+        model=settings.model,
+        scheduler=SchedulerConfig(
+            max_num_seqs=sources.max_num_seqs, max_num_batched_tokens=max(512, sources.max_num_seqs)
+        ),
+        speculation=NoSpeculation(),
+    )
+    wishes = Wishes(sources.temperatures, sources.max_tokens, sources.seed, sources.max_num_seqs)
+    generator = Generator(LLM(assemble(config, model)), settings.work / _ANSWERS, wishes)
+    generator.run(
+        read_prompts(sources.prompts),
+        lambda done, total: watcher.on_progress("answers", done, total),
+        stop,
+    )
+
+
 def _rows(settings: TrainSettings, model: LoadedModel) -> list[Row]:
     sources = settings.sources
-    rows = [row for path in sources.generations for row in read_generations(path, model.vocab_size)]
+    own = [settings.work / _ANSWERS] if sources.prompts else []
+    rows = [row for path in (*own, *sources.generations) for row in read_generations(path, model.vocab_size)]
     if sources.texts:
         if model.tokenizer is None:
             raise StartupError(f"{model.name} has no tokenizer, so --text cannot be read")

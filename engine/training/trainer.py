@@ -1,9 +1,9 @@
-"""Trainer: steps over cached features, evaluates now and then, keeps the best, and can be stopped and resumed."""
+"""Trainer: steps over cached features, evaluates now and then, and can be stopped and resumed."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -279,7 +279,7 @@ def _optimizer(head: nn.Module, schedule: Schedule) -> torch.optim.AdamW:
     """AdamW; norms and biases do not decay."""
     matrices = [parameter for parameter in head.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in head.parameters() if parameter.dim() <= 1]
-    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         groups, lr=schedule.learning_rate, betas=_BETAS, weight_decay=schedule.weight_decay, fused=True
     )
