@@ -46,19 +46,19 @@ def run_eagle(
 ) -> torch.Tensor:
     """Logits behind each token, [len(tokens) + len(drafts), rows]: a text in two pieces, then each draft."""
     attend = Remembering(head.config)
-    embed = nn.Embedding.from_pretrained(embedding) if head.embed_tokens is None else head.embed_tokens
+    table = embedding if head.embed_tokens is None else head.embed_tokens.weight
     rows = []
     out = torch.zeros(0)
     cut = len(tokens) // 2
     for begin, end in ((0, cut), (cut, len(tokens))):
         out = head(
-            embed(torch.tensor([tokens[begin:end]])),
+            table[None, tokens[begin:end]],
             head.fuse(features[None, begin:end].flatten(-2)),
             torch.arange(begin, end)[None],
             attend,
         )
         rows.append(head.logits(out[0], lambda x: x @ lm_head.T))
     for place, token in enumerate(drafts, start=len(tokens)):
-        out = head(embed(torch.tensor([[token]])), head.carried(out[:, -1:]), torch.tensor([[place]]), attend)
+        out = head(table[None, [token]], head.carried(out[:, -1:]), torch.tensor([[place]]), attend)
         rows.append(head.logits(out[0], lambda x: x @ lm_head.T))
     return torch.cat(rows)

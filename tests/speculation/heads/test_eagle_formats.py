@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,7 +71,8 @@ def test_every_option_matters(option: str) -> None:
     assert option in {each.name for each in fields(Parts)}
     first = option in ("embedding_norm", "hidden_norm", "input_norm", "output_norm")
     parts = eagle1().parts if first else eagle3().parts
-    chosen = replace(parts, **{option: True})
+    change: dict[str, Any] = {option: True}
+    chosen = replace(parts, **change)
     weights = random_weights(chosen)
     bare = {name: tensor for name, tensor in weights.items() if name in random_weights(parts)}
     assert (reference(chosen, weights) - reference(parts, bare)).abs().max() > 100 * TOLERANCE
