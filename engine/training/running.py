@@ -7,7 +7,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -21,6 +21,7 @@ from engine.model.loader import load_causal_lm
 from engine.model.weight_type import choose_device
 from engine.speculation.heads.eagle import EagleHead
 from engine.speculation.heads.medusa import MedusaHeads
+from engine.speculation.heads.medusa_tree import Choices, likeliest_choices
 from engine.tokenizer import Tokenizer
 from engine.training.building import TargetParts, new_eagle, new_medusa
 from engine.training.capturing import Limits, capture_rows
@@ -28,18 +29,22 @@ from engine.training.checkpoint import Checkpoint
 from engine.training.features import Features, FeatureStore, StoreFormat
 from engine.training.generating import Generator, Wishes
 from engine.training.objective import Objective, Weights
+from engine.training.packing import load_batch, packed
 from engine.training.passes import Drafter, EagleDrafter, MedusaDrafter
 from engine.training.prompts import read_prompts
+from engine.training.ranks import rank_rates
 from engine.training.rows import Row, read_generations, read_texts
 from engine.training.saving import Provenance, save_head
 from engine.training.settings import TrainSettings
 from engine.training.target import TargetReader
-from engine.training.trainer import Evaluation, StepReport, Trainer
+from engine.training.trainer import Evaluation, StepReport, Trainer, held_out_pieces
 from engine.training.vocabulary import DraftVocabulary
 
 logger = logging.getLogger(__name__)
 
 _ANSWERS = "generations.jsonl"
+_RANKS, _NODES = 10, 63
+"""Tokens of each Medusa head that a tree may take, and its size, as the authors' trees have them."""
 _EAGLE_FEATURES = Weights(tokens=0.1, features=1.0)
 """EAGLE-1's (Li et al. 2024, section 4.2)."""
 
@@ -184,13 +189,22 @@ class _Workshop:
         drafter = EagleDrafter(head, parts.embeddings.to(device), parts.output[rows].to(device))
         return cls(settings, features, vocabulary, head, drafter, device)
 
+    def choices(self, num_heads: int) -> Choices:
+        """The likeliest tree of Medusa's heads, by held-out texts."""
+        schedule = self.settings.schedule
+        batches = (
+            load_batch(self.features, pieces).to(self.device)
+            for pieces in packed(held_out_pieces(self.features, schedule), schedule.batch_tokens)
+        )
+        ranks = min(_RANKS, len(self.vocabulary))
+        rates = rank_rates(self.drafter, self.vocabulary.to(self.device), batches, num_heads, ranks)
+        return likeliest_choices(rates, _NODES)
+
     def trainer(self, watcher: Watcher) -> Trainer:
         """A trainer that keeps the best head."""
         settings = self.settings
         weights = _EAGLE_FEATURES if settings.method == "eagle" else Weights()
-        vocabulary = DraftVocabulary(
-            self.vocabulary.to_target.to(self.device), self.vocabulary.from_target.to(self.device)
-        )
+        vocabulary = self.vocabulary.to(self.device)
         fingerprint = {
             "method": settings.method,
             "model": settings.model.model,
@@ -219,8 +233,11 @@ class _Keeper:
         self._provenance = Provenance.of(workshop.features, len(workshop.vocabulary), coverage)
 
     def on_best(self, evaluation: Evaluation) -> None:
-        """See Listener."""
-        save_head(self._workshop.settings, self._workshop.head, self._provenance, evaluation)
+        """See Listener. Medusa heads get a tree that fits them."""
+        head = self._workshop.head
+        if isinstance(head, MedusaHeads):
+            head.config = replace(head.config, choices=self._workshop.choices(head.config.num_heads))
+        save_head(self._workshop.settings, head, self._provenance, evaluation)
 
 
 def _vocabulary(settings: TrainSettings, features: Features) -> DraftVocabulary:

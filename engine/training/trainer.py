@@ -137,7 +137,7 @@ class Trainer:
         self._optimizer = _optimizer(self._head, schedule)
         self._generator = torch.Generator().manual_seed(schedule.seed)
         self._pieces = cut(features.train, schedule.max_length)
-        self._held_out = _first(cut(features.held_out, schedule.max_length), schedule.eval_tokens)
+        self._held_out = held_out_pieces(features, schedule)
         self._state = _State()
         self._losses: list[tuple[float, ...]] = []
         self.history: list[Evaluation] = []
@@ -285,8 +285,9 @@ def _optimizer(head: nn.Module, schedule: Schedule) -> torch.optim.AdamW:
     )
 
 
-def _first(pieces: Sequence[Piece], num_roots: int) -> list[Piece]:
-    """So many roots, the same in every run over the same data: whole pieces, evenly from all of them."""
+def held_out_pieces(features: Features, schedule: Schedule) -> list[Piece]:
+    """What is evaluated, the same in every run over the same data: whole pieces, evenly from all of them."""
+    pieces, num_roots = cut(features.held_out, schedule.max_length), schedule.eval_tokens
     whole = sum(piece.num_roots for piece in pieces)
     if whole <= num_roots:
         return list(pieces)

@@ -47,7 +47,9 @@ def test_targets_are_renormalised_over_the_draft_vocabulary() -> None:
     top_ids = torch.tensor([[3, 5, 7], [5, 3, 2], [2, 9, 8]])
     shares = torch.tensor([[0.5, 0.3, 0.125], [0.6, 0.2, 0.1], [0.9, 0.05, 0.01]])
     targets = sparse_targets(top_ids, shares.log(), vocabulary)
-    torch.testing.assert_close(targets.shares, torch.tensor([[0.8, 0.0, 0.2], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
+    torch.testing.assert_close(
+        targets.shares, torch.tensor([[0.8, 0.0, 0.2], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    )
     assert targets.rows[0].tolist() == [1, 0, 2]
     assert int(targets.rows[2, 0]) == 0
 
