@@ -165,7 +165,7 @@ def _config(source: _Source, *, family: EagleFamily, features: Features, **parts
         qkv_bias=says_bias or layer.flag("qkv_bias") or biased,
         o_bias=says_bias or source.has(f"{attention}.o_proj.bias"),
         mlp_bias=layer.flag("mlp_bias") or source.has("layers.0.mlp.gate_proj.bias"),
-        fc_bias=head.raw("bias") is True or head.flag("fusion_bias") or source.has("fc.bias"),
+        fc_bias=head.flag("bias") or head.flag("fusion_bias") or source.has("fc.bias"),
         **parts,  # type: ignore[arg-type]
     )
 

@@ -54,6 +54,9 @@ CASES: dict[str, Case] = {
     ),
     "target's lm_head": _whole(eagle3(draft_vocab=None)),
     "whole vocabulary": _whole(eagle3(draft_vocab=40), draft_vocab_size=40),
+    "whole vocabulary, d2t of zeros": replace(
+        _whole(eagle3(draft_vocab=40)), extra={"d2t": torch.zeros(40, dtype=torch.int64)}
+    ),
     "frozen embeddings": replace(
         eagle3(), extra={**vocabulary(), "embed_tokens.weight": torch.zeros(40, 16)}
     ),

@@ -164,6 +164,7 @@ def test_a_head_for_tied_embeddings_takes_the_targets(tmp_path: Path) -> None:
             (2, 4, 7),
         ),
         ({}, "layer_outputs", (2, 4, 5)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, None, (2, 4, 5)),
     ],
 )
 def test_layer_ids_are_read_by_the_convention_of_their_place(

@@ -178,6 +178,10 @@ def test_a_narrow_head_needs_its_own_ends(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "linear"}}, "has no factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor in rope_scaling .* above zero"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 7.0}}},
+            "for each kind of layer .full_attention",
+        ),
         ({"quantization_config": {"bits": 4}}, "quantised heads are not supported"),
         ({"layer_types": ["chunked_attention"]}, "names chunked_attention"),
         ({"layer_types": []}, "layer_types in .* has 0 entries for 1 layers"),
