@@ -21,7 +21,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size], both ways."""
-        return nn.functional.silu(self.linear(x))
+        return x + nn.functional.silu(self.linear(x))
 
 
 class MedusaHeads(nn.Module):
