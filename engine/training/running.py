@@ -28,6 +28,7 @@ from engine.training.capturing import Limits, capture_rows
 from engine.training.checkpoint import Checkpoint
 from engine.training.features import Features, FeatureStore, StoreFormat
 from engine.training.generating import Generator, Wishes
+from engine.training.locking import locked
 from engine.training.objective import Objective, Weights
 from engine.training.packing import load_batch, packed
 from engine.training.passes import Drafter, EagleDrafter, MedusaDrafter
@@ -77,9 +78,13 @@ def train_head(settings: TrainSettings, watcher: Watcher, stop: Callable[[], boo
         StartupError: Something that is needed is missing, damaged or too little.
     """
     settings.check()
-    features = _features(settings, watcher, stop)
-    if features is None:
-        return False
+    with locked(settings.work / f".{settings.method}.lock", f"a training of {settings.method}"):
+        with locked(settings.work / ".features.lock", "answers and features"):
+            features = _features(settings, watcher, stop)
+        return features is not None and _train(settings, features, watcher, stop)
+
+
+def _train(settings: TrainSettings, features: Features, watcher: Watcher, stop: Callable[[], bool]) -> bool:
     # The target's packed weights and cache are not needed any more.
     gc.collect()
     torch.manual_seed(settings.schedule.seed)

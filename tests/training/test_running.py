@@ -15,6 +15,7 @@ from engine.speculation.heads.eagle import EagleHead
 from engine.speculation.heads.eagle_reading import read_eagle_head
 from engine.speculation.heads.medusa_reading import read_medusa_heads
 from engine.speculation.heads.target import TargetShape
+from engine.training.locking import locked
 from engine.training.running import train_head
 from engine.training.schedule import Schedule
 from engine.training.settings import Sources, TrainSettings
@@ -54,16 +55,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def generations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Greedy answers of that model to 24 prompts of a letter or two."""
+    """One greedy answer of that model, behind 24 prompts of a letter: alike, and so learnt fast."""
     path = tmp_path_factory.mktemp("data") / "generations.jsonl"
-    prompts = [[97 + number, *([98] * (number % 3))] for number in range(24)]
-    params = [
-        SamplingParams(temperature=0, max_tokens=12 + number % 5, ignore_eos=True) for number in range(24)
-    ]
-    answers = build_llm(target=load_tiny(num_hidden_layers=4)).generate(prompts, params)
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    [answer] = build_llm(target=load_tiny(num_hidden_layers=4)).generate([[97]], params)
     rows = [
-        {"id": str(number), "prompt_token_ids": prompts[number], "output_token_ids": answer.token_ids}
-        for number, answer in enumerate(answers)
+        {
+            "id": str(number),
+            "prompt_token_ids": [97 + number],
+            "output_token_ids": answer.token_ids[: 12 + number % 5],
+        }
+        for number in range(24)
     ]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     return path
@@ -180,11 +182,11 @@ def test_what_an_interruption_left_of_a_sequence_is_cut_off(
 
 def test_the_finished_head_drafts_as_was_measured(model: Path, generations: Path, tmp_path: Path) -> None:
     """A chain drafted token by token with the head that was read back, over the target's own features."""
-    wanted = settings(model, generations, tmp_path, epochs=6, max_length=512)
+    wanted = settings(model, generations, tmp_path, epochs=16, max_length=64, learning_rate=1e-2)
     rates = finish(wanted).history[-1].rates
     head = read_eagle_head(tmp_path, TargetShape(HIDDEN, VOCAB_SIZE, 4, False))
     assert rates == pytest.approx(_simulated(head, tmp_path, model))
-    assert rates[0] > 0.1
+    assert min(rates[:2]) > 0.1
 
 
 def _simulated(head: EagleHead, folder: Path, model: Path) -> list[float]:
@@ -192,7 +194,8 @@ def _simulated(head: EagleHead, folder: Path, model: Path) -> list[float]:
 
     target = AutoModelForCausalLM.from_pretrained(model).eval()
     right, tried = [0] * 4, [0] * 4
-    rows = [json.loads(line) for line in (folder / "work" / "features" / "rows.jsonl").open(encoding="utf-8")]
+    index = (folder / "work" / "features" / "rows.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in index]
     tokens = torch.frombuffer(
         bytearray((folder / "work" / "features" / "tokens.i32").read_bytes()), dtype=torch.int32
     )
@@ -277,6 +280,13 @@ def test_what_cannot_be_trained_is_refused(
 ) -> None:
     with pytest.raises(StartupError, match=message):
         finish(settings(model, generations, tmp_path, **changes))
+
+
+def test_two_runs_do_not_write_the_same_files(model: Path, generations: Path, tmp_path: Path) -> None:
+    wanted = settings(model, generations, tmp_path, epochs=1)
+    with locked(tmp_path / "work" / ".features.lock", "x"), pytest.raises(StartupError, match="another run"):
+        finish(wanted)
+    finish(wanted)
 
 
 def test_a_training_of_another_kind_does_not_go_on(model: Path, generations: Path, tmp_path: Path) -> None:
