@@ -19,4 +19,5 @@ The package map, from the top of the import order to its bottom:
 - async_engine: one thread around EngineCore, an EngineClient outside
 - factory: builds an engine from an EngineConfig
 - llm: LLM.generate for scripts, tests and benchmarks
+- training: trains draft heads on the target's own answers
 """

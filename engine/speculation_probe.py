@@ -38,8 +38,9 @@ MIN_DRAFTS = 12
 
 ADVICE = (
     "speculation will cost time and gain nothing. Check that the draft was made for this model (same family, "
-    "same fine-tuning); that both number their tokens alike; for a draft head also which layers it reads and "
-    "for which position it guesses. probe: false switches this check off"
+    "same fine-tuning); that both number their tokens alike; for an EAGLE head also which layers it reads: "
+    "ids in its config may mean either, so try layer_convention: hidden_states and layer_outputs. "
+    "probe: false switches this check off"
 )
 
 

@@ -269,7 +269,8 @@ def _explain(details: ErrorDetails, merged: Settings) -> str:
     if option is None:
         return _explain_section(details["msg"].removeprefix("Value error, "), merged)
     if option.name not in merged:
-        return f"{OPTIONS.choice.name} {option.required_by} needs {option.name}: give {flag_of(option.name)}"
+        variant = details["loc"][len(option.path)]
+        return f"{OPTIONS.choice.name} {variant} needs {option.name}: give {flag_of(option.name)}"
     message = re.sub(r"^(Value error, |\w+ should )", "must ", details["msg"])
     place = option.locates(details["loc"])
     value = merged[option.name].value if place == option.name else details["input"]

@@ -19,19 +19,25 @@ from engine.config import (
     SuffixSpeculation,
 )
 from engine.factory import assemble
+from engine.head_config import EagleSpeculation, MedusaSpeculation
 from engine.llm import LLM
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import wrap_model
 from engine.speculation.base import ProposalContext, Requirements, Speculator
 from engine.speculation.evidence import ALONE
-from engine.speculation.factory import build_speculator
+from engine.speculation.factory import Draft, build_speculator
+from engine.speculation.heads.config import EagleFamily
+from engine.speculation.loaded_head import LoadedHead, wrap_eagle, wrap_medusa
 from engine.token_tree import TokenTree
+from tests.heads import eagle_config, random_eagle, random_medusa, trained_eagle, trained_medusa
 from tests.operators import operators
-from tests.tiny import byte_tokenizer, tiny_model
+from tests.tiny import VOCAB_SIZE, byte_tokenizer, tiny_model
 
 METHODS = ("ngram", "suffix", "draft_model")
 TREES = ("draft_model 3,2,1,1", "draft_model sequoia", "draft_model dynamic", "draft_models 2,1,1")
 """A draft model with a tree; in the last, two draft models feed one."""
+HEADS = ("eagle", "eagle3", "medusa", "eagle 2,2,1", "eagle3 3,2,1,1", "eagle3 dynamic", "medusa sequoia")
+"""Heads on the target's hidden states, in chains and in trees."""
 
 
 def load_tiny(
@@ -86,6 +92,24 @@ class Unshared:
         return self._lookup.propose(ProposalContext(requests))
 
 
+def load_tiny_head(name: str, target: LoadedModel) -> LoadedHead:
+    """A head for a tiny target, as the loader would hand it out.
+
+    Args:
+        name: "eagle", "eagle3" or "medusa".
+        target: For the default one the head has learnt a few texts; for others it guesses at random.
+    """
+    vocab_size = target.vocab_size
+    is_known = vocab_size == VOCAB_SIZE
+    sizes: dict[str, Any] = {} if is_known else {"vocab_size": vocab_size, "draft_vocab_size": None}
+    is_known &= type(target.module).__name__ == "LlamaForCausalLM"
+    if name == "medusa":
+        return wrap_medusa(trained_medusa() if is_known else random_medusa(**sizes), target, name="tiny")
+    family: EagleFamily = "eagle3" if name == "eagle3" else "eagle"
+    config = eagle_config(family, **sizes)
+    return wrap_eagle(trained_eagle(family) if is_known else random_eagle(config), target, name="tiny")
+
+
 def build_llm(
     method: str = "none",
     *,
@@ -105,11 +129,11 @@ def build_llm(
     """An engine with room to spare; tests make it small where they need it small.
 
     Args:
-        method: The method's name, and after a space the draft model's tree.
-        drafting: More settings of the draft model's section, such as its tree.
+        method: The method's name, and after a space the tree of a draft model or head.
+        drafting: More settings of the draft model's or head's section, such as its tree.
     """
     speculation: SpeculationConfig = NoSpeculation()
-    drafts = []
+    drafts: list[Draft] = []
     if method == "ngram":
         speculation = NgramSpeculation(
             num_draft_tokens=num_draft_tokens, ngram_min=1, allow_lossy=allow_lossy, planner=planner
@@ -118,12 +142,17 @@ def build_llm(
         speculation = SuffixSpeculation(
             num_draft_tokens=num_draft_tokens, suffix_share=True, allow_lossy=allow_lossy, planner=planner
         )
-    elif method.startswith("draft_model"):
-        name, _, tree = method.partition(" ")
-        if tree:
-            drafting["tree"] = tree
-        if "tree" not in drafting:
-            drafting["num_draft_tokens"] = num_draft_tokens
+    target = target or load_tiny()
+    name, _, tree = method.partition(" ")
+    if tree:
+        drafting["tree"] = tree
+    if "tree" not in drafting:
+        drafting["num_draft_tokens"] = num_draft_tokens
+    if name in ("eagle", "eagle3", "medusa"):
+        drafts = [load_tiny_head(name, target)]
+        kind = MedusaSpeculation if name == "medusa" else EagleSpeculation
+        speculation = kind(head="tiny", allow_lossy=allow_lossy, planner=planner, **drafting)
+    elif name in ("draft_model", "draft_models"):
         drafts = [draft or load_tiny(noise=0.1)]
         if name == "draft_models":
             drafts.append(load_tiny(noise=0.05))
@@ -136,7 +165,6 @@ def build_llm(
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
         speculation=speculation,
     )
-    target = target or load_tiny()
     if speculator is None and method in ("ngram", "suffix"):
         lookup = build_speculator(config, target, [], num_kv_blocks)
         assert lookup is not None

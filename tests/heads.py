@@ -39,7 +39,7 @@ def eagle_config(family: EagleFamily, **changes: Any) -> EagleConfig:
         "target_hidden_size": HIDDEN,
         "vocab_size": VOCAB_SIZE,
         "draft_vocab_size": len(DRAFT_IDS) if family == "eagle3" else None,
-        "features": (0, 1, 1) if family == "eagle3" else "last",
+        "features": (0, 1, 0) if family == "eagle3" else "last",
         "num_heads": 4,
         "num_kv_heads": 2,
         "head_dim": 8,
@@ -111,7 +111,7 @@ def _texts() -> torch.Tensor:
     texts = []
     for prompt in PROMPTS:
         tokens = list(prompt.encode())
-        while len(tokens) < 64:
+        while len(tokens) < 56:
             with torch.inference_mode():
                 tokens.append(int(module(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
         texts.append(tokens)

@@ -33,6 +33,7 @@ ENGINE_LAYERS = (
     ("async_engine", "speculation_probe"),
     ("factory",),
     ("llm", "inspection"),
+    ("training",),
 )
 # The same for the benchmark, which is a client: of the rest it knows the settings and nothing of the serving.
 BENCH_LAYERS = (
@@ -63,6 +64,18 @@ SEEN_BY_VERIFY = SEEN_BY_BENCH | {
     "server.log_setup",
     *(f"server.bench.{name}" for name in ("asking", "client", "progress", "prompts", "records", "values")),
 }
+# And for the training of heads, which happens in the engine and is told and shown here.
+TRAINING_LAYERS = (
+    ("plan", "curves", "progress"),
+    ("in_process",),
+    ("command",),
+)
+SEEN_BY_TRAINING = SEEN_BY_BENCH | {
+    "engine.config",
+    "server.log_setup",
+    "server.bench.chart",
+    "server.bench.values",
+}
 SEEN_BY_SERVER = {
     "errors",
     "acceptance",
@@ -75,7 +88,11 @@ SEEN_BY_SERVER = {
     "catalog",
 }
 # Who may build an engine, and who alone may use them.
-COMPOSITION_ROOTS = {"server.serve": "server.cli", "server.verify.in_process": "server.verify.command"}
+COMPOSITION_ROOTS = {
+    "server.serve": "server.cli",
+    "server.training.in_process": "server.training.command",
+    "server.verify.in_process": "server.verify.command",
+}
 # The bookkeeping and the server: testable without torch, importable in no time.
 TORCH_FREE = (
     "server",
@@ -199,7 +216,11 @@ def test_only_a_command_knows_a_composition_root(root: str) -> None:
 
 @pytest.mark.parametrize(
     ("package", "layers", "seen"),
-    [("server.bench", BENCH_LAYERS, SEEN_BY_BENCH), ("server.verify", VERIFY_LAYERS, SEEN_BY_VERIFY)],
+    [
+        ("server.bench", BENCH_LAYERS, SEEN_BY_BENCH),
+        ("server.verify", VERIFY_LAYERS, SEEN_BY_VERIFY),
+        ("server.training", TRAINING_LAYERS, SEEN_BY_TRAINING),
+    ],
 )
 def test_a_client_imports_upwards_only_and_knows_no_part_of_the_serving(
     package: str, layers: tuple[tuple[str, ...], ...], seen: set[str]
@@ -219,7 +240,11 @@ def test_a_client_imports_upwards_only_and_knows_no_part_of_the_serving(
 
 @pytest.mark.parametrize(
     ("package", "users"),
-    [("server.bench", ("server.cli", "server.verify")), ("server.verify", ("server.cli",))],
+    [
+        ("server.bench", ("server.cli", "server.verify", "server.training")),
+        ("server.verify", ("server.cli",)),
+        ("server.training", ("server.cli",)),
+    ],
 )
 def test_only_commands_know_the_clients(package: str, users: tuple[str, ...]) -> None:
     found = {
@@ -283,6 +308,7 @@ def test_bookkeeping_has_no_clock_no_thread_and_no_asyncio() -> None:
         "server.cli",
         "server.bench",
         "server.verify",
+        "server.training",
         "engine.core",
         "engine.client",
         "engine.catalog",

@@ -6,6 +6,8 @@ import pytest
 import yaml
 
 from engine.config import DraftModelSpeculation, NgramSpeculation, SuffixSpeculation
+from engine.head_config import EagleSpeculation
+from engine.tree_config import DynamicTree
 from server.config import OPTIONS, ServerConfig, load_config
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -52,9 +54,14 @@ def test_what_the_default_sample_comments_out_can_be_switched_on() -> None:
         if OPTIONS.choice.default in option.variants:
             written = {True: "on", False: "off"}.get(value, str(value)) if option.is_switch else str(value)
             assert option.default.split()[0] == written, name
-        draft = {"draft_model": "x"} if option.variants == ("draft_model",) else {}
-        method = {"speculation": "suffix"} if option.variants == ("suffix",) else {}
-        load_config({**draft, **method, name: value}, {})
+        variant = option.variants[0] if option.variants else OPTIONS.choice.default
+        method = variant if OPTIONS.choice.default not in option.variants else OPTIONS.choice.default
+        needed = {
+            other.name: "x"
+            for other in OPTIONS.options.values()
+            if other.required_by and method in other.variants
+        }
+        load_config({"speculation": method, **needed, name: value}, {})
 
 
 def test_the_default_sample_leaves_the_method_to_a_flag() -> None:
@@ -71,4 +78,7 @@ def test_the_speculation_samples_choose_what_they_are_named_after() -> None:
     assert speculation("suffix.yaml") == SuffixSpeculation(suffix_share=True)
     assert speculation("draft-model.yaml") == DraftModelSpeculation(
         draft_model="Qwen/Qwen2.5-Coder-0.5B-Instruct", num_draft_tokens=4
+    )
+    assert speculation("eagle.yaml") == EagleSpeculation(
+        head="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", tree=DynamicTree(max_nodes=16)
     )

@@ -79,7 +79,7 @@ class Hub:
         missing = ["its files"]
         for kind in self._kinds:
             if kind != self._kinds[0]:
-                logger.info("%s has no safetensors weights; taking the %s files instead", repository, kind[1:])
+                logger.info("%s has no safetensors weights; taking %s files instead", repository, kind[1:])
             folder = self._snapshot(repository, revision, kind, local=False)
             if folder is not None and not (missing := missing_weights(folder, self._weights)):
                 return folder

@@ -103,20 +103,22 @@ def load_head(
     shape = TargetShape.of(target.module.config)
     match speculation:
         case EagleSpeculation(layer_convention=convention):
-            eagle = read_eagle_head(folder, shape, convention=None if convention == "auto" else convention)
+            wanted = None if convention == "auto" else convention
+            eagle = read_eagle_head(folder, shape, convention=wanted, dtype=target.dtype)
             return wrap_eagle(eagle, target, name=speculation.head)
         case MedusaSpeculation():
-            return wrap_medusa(read_medusa_heads(folder, shape), target, name=speculation.head)
+            medusa = read_medusa_heads(folder, shape, dtype=target.dtype)
+            return wrap_medusa(medusa, target, name=speculation.head)
 
 
 def wrap_eagle(head: EagleHead, target: LoadedModel, *, name: str) -> LoadedEagle:
-    """Makes a head in memory ready to run beside a target, in place."""
+    """Makes a head in memory, of the target's type, ready to run beside the target, in place."""
     _prepare(head, target)
     return LoadedEagle(name, head, target.dtype, target.max_model_len)
 
 
 def wrap_medusa(heads: MedusaHeads, target: LoadedModel, *, name: str) -> LoadedMedusa:
-    """Makes heads in memory ready to run beside a target, in place."""
+    """Makes heads in memory, of the target's type, ready to run beside the target, in place."""
     _prepare(heads, target)
     return LoadedMedusa(name, heads, target.dtype, target.max_model_len)
 
@@ -127,7 +129,7 @@ def selection_of(features: Features) -> HiddenSelection:
 
 
 def _prepare(head: nn.Module, target: LoadedModel) -> None:
-    head.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
+    head.to(target.device).eval().requires_grad_(False)
     if target.device.type != "cpu":
         return
     if target.operators is not None:

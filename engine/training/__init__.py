@@ -1,1 +1,1 @@
-"""Training of draft heads: answers of the target, its features on disk, and the trainers of each kind of head."""
+"""Training of draft heads: answers of the target, its features on disk, trainers of each kind of head."""

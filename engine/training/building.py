@@ -1,4 +1,4 @@
-"""New heads for a target: their shapes, and weights to start from, taken from the target where it has like ones."""
+"""New heads for a target: their shapes, and weights to start from, the target's where it has like ones."""
 
 import logging
 from collections.abc import Mapping
@@ -94,7 +94,7 @@ def new_eagle(
 
 
 def new_medusa(parts: TargetParts, num_heads: int) -> MedusaHeads:
-    """Medusa heads that start as the identity before the target's output layer (Cai et al. 2024, section 2.1)."""
+    """Medusa heads that start as the identity (Cai et al. 2024, section 2.1)."""
     vocab_size, size = parts.output.shape
     head = MedusaHeads(
         MedusaConfig(hidden_size=size, vocab_size=vocab_size, draft_vocab_size=None, num_heads=num_heads)
@@ -142,8 +142,9 @@ def _start_layer(head: EagleHead, parts: TargetParts) -> None:
     What attention reads of the hidden state, EAGLE-3's right half, starts as the target's too.
     """
     copied = 0
-    for name, parameter in head.layers[0].named_parameters():
-        weight = parts.layer.get(name)
+    prefix = "layers.0."
+    for name, parameter in head.named_parameters():
+        weight = parts.layer.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
         if weight is None or parts.norm is None:
             continue
         if weight.shape == parameter.shape:

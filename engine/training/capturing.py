@@ -1,7 +1,8 @@
-"""Fills a feature store: rows in, the target's states of those that are not there yet out, within a disk budget."""
+"""Fills a feature store with the target's states of rows, within a disk budget."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from engine.training.features import GIB, FeatureStore
 from engine.training.rows import Row, is_held_out, roots
@@ -13,13 +14,25 @@ OnTokens = Callable[[int, int], None]
 """Told of tokens done and tokens in all."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What goes where, and how much.
+
+    Attributes:
+        held_out: Share of the prompts kept for the evaluation. All turns of a conversation, and all answers
+            to a prompt, are on the same side.
+        disk_gb: What a store may take, in GiB.
+    """
+
+    held_out: float
+    disk_gb: float
+
+
 def capture_rows(
     reader: TargetReader,
     rows: Sequence[Row],
     store: FeatureStore,
-    *,
-    held_out_share: float,
-    disk_gb: float,
+    limits: Limits,
     on_tokens: OnTokens,
     stop: Callable[[], bool],
 ) -> None:
@@ -29,19 +42,17 @@ def capture_rows(
         reader: Of the target.
         rows: All rows; those in the store are skipped, and so are those too long for the target.
         store: Where they go.
-        held_out_share: Share of the prompts kept for the evaluation. All turns of a conversation, and all answers to
-            a prompt, are on the same side.
-        disk_gb: What the store may take, in GiB.
+        limits: See there.
         on_tokens: Progress.
         stop: Asked between passes whether to leave off.
     """
-    wanted = _fitting(_new(reader.model.max_model_len, rows, store), store, disk_gb)
+    wanted = _fitting(_new(reader.model.max_model_len, rows, store), store, limits.disk_gb)
     first = roots([row.prompt for row in rows])
     total = sum(len(row.token_ids) for row in wanted)
     done = 0
     for batch in batches(wanted):
         for row, captured in zip(batch, reader.read(batch), strict=True):
-            store.add(row, captured, held_out=is_held_out(first[row.prompt], held_out_share))
+            store.add(row, captured, held_out=is_held_out(first[row.prompt], limits.held_out))
             done += len(row.token_ids)
         on_tokens(done, total)
         if stop():
@@ -68,7 +79,7 @@ def _new(max_model_len: int, rows: Sequence[Row], store: FeatureStore) -> list[R
     fits = [row for row in new.values() if len(row.token_ids) <= max_model_len]
     if len(fits) < len(new):
         logger.warning(
-            "%d rows are left out: they have more than %d tokens; raise --max-model-len where the model has more",
+            "%d rows are left out: they have more than %d tokens (--max-model-len)",
             len(new) - len(fits),
             max_model_len,
         )

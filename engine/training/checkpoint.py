@@ -17,7 +17,7 @@ class Checkpoint:
 
     Args:
         path: Where it is.
-        fingerprint: What it must have been written with; a training with other settings does not go on with it.
+        fingerprint: What it must have been written with; other settings cannot go on with it.
         device: Where tensors are loaded to.
     """
 
@@ -68,15 +68,14 @@ class Checkpoint:
         for name, value in self._fingerprint.items():
             if found.get(name) != value:
                 raise StartupError(
-                    f"{self._path} is of a training with {name} {found.get(name)}, not {value}: delete it to train "
-                    "anew, or give the same settings to go on"
+                    f"{self._path} is of a training with {name} {found.get(name)}, not {value}: delete it to "
+                    "train anew, or give the same settings to go on"
                 )
         kept["generator"] = kept["generator"].cpu()
         return kept
 
 
 def _plain(value: Any) -> Any:
-    assert is_dataclass(value) and not isinstance(value, type)
-    return {
-        name: list(item) if isinstance(item, tuple) else item for name, item in asdict(value).items()
-    }
+    assert is_dataclass(value)
+    assert not isinstance(value, type)
+    return {name: list(item) if isinstance(item, tuple) else item for name, item in asdict(value).items()}

@@ -24,7 +24,12 @@ from engine.training.rows import Row, Span
 from engine.training.target import Captured
 
 GIB = 2**30
-_FILES = {"tokens.i32": np.int32, "hidden.f16": np.float16, "top_ids.i32": np.int32, "top_logprobs.f16": np.float16}
+_FILES = {
+    "tokens.i32": np.int32,
+    "hidden.f16": np.float16,
+    "top_ids.i32": np.int32,
+    "top_logprobs.f16": np.float16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +152,8 @@ class FeatureStore:
             raise StartupError(f"{path} is damaged ({error}): delete the folder {self._folder}") from error
         if found != wanted:
             raise StartupError(
-                f"{self._folder} holds features of another kind ({found}) than asked for ({wanted}): delete the "
-                "folder, or choose another"
+                f"{self._folder} holds features of another kind ({found}) than asked for ({wanted}): delete "
+                "it, or choose another --work"
             )
 
     def _cut(self) -> None:
@@ -160,7 +165,7 @@ class FeatureStore:
             path.touch()
             if path.stat().st_size < size:
                 raise StartupError(
-                    f"{path} has {path.stat().st_size} bytes and should have {size}: delete the folder {self._folder}"
+                    f"{path} has {path.stat().st_size} bytes and should have {size}: delete {self._folder}"
                 )
             with path.open("r+b") as file:
                 file.truncate(size)

@@ -142,7 +142,7 @@ class Objective:
             right[depth], tried[depth] = int(hits.sum()), int(tries.sum())
             said = batch.token_ids[batch.roots[drafted.roots] + 2 + depth]
             alive = torch.zeros_like(alive)
-            # Where the text was drawn and parts from the likeliest token, nobody knows what the target says next.
+            # Where the text, being drawn, parts from the likeliest token, nobody knows what would come next.
             alive[drafted.roots] = hits & (said == wanted)
         return Acceptance(tuple(right), tuple(tried), loss, counted)
 

@@ -1,12 +1,12 @@
 """Batches: sequences laid end to end without padding, and what a head is to say at each place of them.
 
-A *root* is a place from which drafting may start: the target has computed it, and the token after it, which the
-head gets, is the answer's. Pass s of a root drafts the token s + 2 places on, so it counts where the answer
-goes on as far:
+A *root* is a place from which drafting may start: the target has computed it, and the token after it, which
+the head gets, is the answer's. Pass s of a root drafts the token s + 2 places on, so it counts where the
+answer goes on as far:
 
-    tokens        p0  p1  a0  a1  a2  a3          p: prompt, a: answer
-    roots             0   1   2                   p1: pass 0 gets a0, drafts a1; pass 1 gets a1, drafts a2; ...
-    reach             3   2   1                   passes that count
+    tokens    p0  p1  a0  a1  a2  a3      p: prompt, a: answer
+    roots         0   1   2               p1: pass 0 gets a0, drafts a1; pass 1 gets a1, drafts a2; ...
+    reach         3   2   1               passes that count
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ class Batch:
         bounds: First place of each sequence, and N.
         roots: int64 [R], ascending.
         reach: int64 [R], how many passes count.
-        targets: int64 [R], the place in `top_ids` of what pass 0 is to say; pass s has the place s further on.
+        targets: int64 [R], the place in `top_ids` of what pass 0 is to say; pass s: s places further on.
         top_ids: int64 [A, K], the target's likeliest tokens in the place of each answer token, best first.
         top_logprobs: float32 [A, K].
     """

@@ -41,13 +41,11 @@ class Drafted:
 
 
 class Drafter(Protocol):
-    """A head in training.
+    """A head in training."""
 
-    Attributes:
-        head: Its parameters.
-    """
-
-    head: nn.Module
+    @property
+    def head(self) -> nn.Module:
+        """Its parameters."""
 
     def passes(self, batch: Batch, count: int, sampling: "Sampling") -> Iterator[Drafted]:
         """The first `count` passes, each over the roots that reach so far."""
@@ -148,12 +146,12 @@ class MedusaDrafter:
             kept = _lasting(batch.reach, depth, sampling).nonzero()[:, 0]
             states = blocks(batch.hidden[batch.roots[kept], -width:])
             own = list(self.head.lm_heads)
-            weight = own[min(depth, len(own) - 1)].weight if own else self._output
+            weight = own[min(depth, len(own) - 1)].get_parameter("weight") if own else self._output
             yield Drafted(kept, states, None, weight)
 
 
 class _Text:
-    """Pass 0: every place attends to itself and those before it, and its keys are kept for the later passes."""
+    """Pass 0: every place attends to itself and those before it; its keys are kept for the later passes."""
 
     def __init__(self, head: EagleHead, batch: Batch) -> None:
         self.scale = head.config.scale

@@ -73,7 +73,9 @@ def read_generations(path: Path, vocab_size: int) -> Iterator[Row]:
 
 
 def read_texts(path: Path, tokenizer: Tokenizer) -> Iterator[Row]:
-    """The rows of a file of texts: what the assistant says is an answer, and all of a plain text but its first token.
+    """The rows of a file of texts.
+
+    What the assistant says is an answer, and so is a plain text from its second token on.
 
     Raises:
         StartupError: The file cannot be read, or a line is no text; names the line.

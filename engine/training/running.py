@@ -1,36 +1,51 @@
-"""The stages of `outrider train-head`, each of which goes on where an earlier run stopped: answers, features, training."""
+"""The stages of `outrider train-head`: answers, features, training.
+
+Each goes on where an earlier run stopped.
+"""
 
 import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
+from engine.config import EngineConfig, NoSpeculation, SchedulerConfig
 from engine.errors import StartupError
+from engine.factory import assemble
+from engine.llm import LLM
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import load_causal_lm
 from engine.model.weight_type import choose_device
 from engine.speculation.heads.eagle import EagleHead
 from engine.speculation.heads.medusa import MedusaHeads
+from engine.speculation.heads.medusa_tree import Choices, likeliest_choices
 from engine.tokenizer import Tokenizer
 from engine.training.building import TargetParts, new_eagle, new_medusa
-from engine.training.capturing import capture_rows
+from engine.training.capturing import Limits, capture_rows
 from engine.training.checkpoint import Checkpoint
 from engine.training.features import Features, FeatureStore, StoreFormat
+from engine.training.generating import Generator, Wishes
+from engine.training.locking import locked
 from engine.training.objective import Objective, Weights
+from engine.training.packing import load_batch, packed
 from engine.training.passes import Drafter, EagleDrafter, MedusaDrafter
+from engine.training.prompts import read_prompts
+from engine.training.ranks import rank_rates
 from engine.training.rows import Row, read_generations, read_texts
 from engine.training.saving import Provenance, save_head
 from engine.training.settings import TrainSettings
 from engine.training.target import TargetReader
-from engine.training.trainer import Evaluation, StepReport, Trainer
+from engine.training.trainer import Evaluation, StepReport, Trainer, held_out_pieces
 from engine.training.vocabulary import DraftVocabulary
 
 logger = logging.getLogger(__name__)
 
+_ANSWERS = "generations.jsonl"
+_RANKS, _NODES = 10, 63
+"""Tokens of each Medusa head that a tree may take, and its size, as the authors' trees have them."""
 _EAGLE_FEATURES = Weights(tokens=0.1, features=1.0)
 """EAGLE-1's (Li et al. 2024, section 4.2)."""
 
@@ -38,8 +53,8 @@ _EAGLE_FEATURES = Weights(tokens=0.1, features=1.0)
 class Watcher(Protocol):
     """Who wants to know how it goes."""
 
-    def on_tokens(self, stage: str, done: int, total: int) -> None:
-        """Of a stage before the training."""
+    def on_progress(self, stage: str, done: int, total: int) -> None:
+        """Of a stage before the training: "answers", counted in conversations, or "features", in tokens."""
 
     def on_step(self, report: StepReport) -> None:
         """After each step of the training."""
@@ -63,9 +78,13 @@ def train_head(settings: TrainSettings, watcher: Watcher, stop: Callable[[], boo
         StartupError: Something that is needed is missing, damaged or too little.
     """
     settings.check()
-    features = _features(settings, watcher, stop)
-    if features is None:
-        return False
+    with locked(settings.work / f".{settings.method}.lock", f"a training of {settings.method}"):
+        with locked(settings.work / ".features.lock", "answers and features"):
+            features = _features(settings, watcher, stop)
+        return features is not None and _train(settings, features, watcher, stop)
+
+
+def _train(settings: TrainSettings, features: Features, watcher: Watcher, stop: Callable[[], bool]) -> bool:
     # The target's packed weights and cache are not needed any more.
     gc.collect()
     torch.manual_seed(settings.schedule.seed)
@@ -84,6 +103,11 @@ def set_threads(count: int) -> None:
 def _features(settings: TrainSettings, watcher: Watcher, stop: Callable[[], bool]) -> Features | None:
     """Answers the prompts, and fills the store; None if somebody wants an end."""
     model = load_causal_lm(settings.model)
+    if settings.sources.prompts:
+        _answer(settings, model, watcher, stop)
+        gc.collect()
+        if stop():
+            return None
     rows = _rows(settings, model)
     reader = TargetReader(model, settings.top_k)
     form = StoreFormat(
@@ -99,10 +123,9 @@ def _features(settings: TrainSettings, watcher: Watcher, stop: Callable[[], bool
             reader,
             rows,
             store,
-            held_out_share=settings.held_out,
-            disk_gb=settings.disk_gb,
-            on_tokens=lambda done, total: watcher.on_tokens("features", done, total),
-            stop=stop,
+            Limits(settings.held_out, settings.disk_gb),
+            lambda done, total: watcher.on_progress("features", done, total),
+            stop,
         )
         if stop():
             return None
@@ -116,9 +139,29 @@ def _features(settings: TrainSettings, watcher: Watcher, stop: Callable[[], bool
     return features
 
 
+def _answer(settings: TrainSettings, model: LoadedModel, watcher: Watcher, stop: Callable[[], bool]) -> None:
+    """Has the target answer the prompts."""
+    sources = settings.sources
+    config = EngineConfig(
+        model=settings.model,
+        scheduler=SchedulerConfig(
+            max_num_seqs=sources.max_num_seqs, max_num_batched_tokens=max(512, sources.max_num_seqs)
+        ),
+        speculation=NoSpeculation(),
+    )
+    wishes = Wishes(sources.temperatures, sources.max_tokens, sources.seed, sources.max_num_seqs)
+    generator = Generator(LLM(assemble(config, model)), settings.work / _ANSWERS, wishes)
+    generator.run(
+        read_prompts(sources.prompts),
+        lambda done, total: watcher.on_progress("answers", done, total),
+        stop,
+    )
+
+
 def _rows(settings: TrainSettings, model: LoadedModel) -> list[Row]:
     sources = settings.sources
-    rows = [row for path in sources.generations for row in read_generations(path, model.vocab_size)]
+    own = [settings.work / _ANSWERS] if sources.prompts else []
+    rows = [row for path in (*own, *sources.generations) for row in read_generations(path, model.vocab_size)]
     if sources.texts:
         if model.tokenizer is None:
             raise StartupError(f"{model.name} has no tokenizer, so --text cannot be read")
@@ -151,13 +194,22 @@ class _Workshop:
         drafter = EagleDrafter(head, parts.embeddings.to(device), parts.output[rows].to(device))
         return cls(settings, features, vocabulary, head, drafter, device)
 
+    def choices(self, num_heads: int) -> Choices:
+        """The likeliest tree of Medusa's heads, by held-out texts."""
+        schedule = self.settings.schedule
+        batches = (
+            load_batch(self.features, pieces).to(self.device)
+            for pieces in packed(held_out_pieces(self.features, schedule), schedule.batch_tokens)
+        )
+        ranks = min(_RANKS, len(self.vocabulary))
+        rates = rank_rates(self.drafter, self.vocabulary.to(self.device), batches, num_heads, ranks)
+        return likeliest_choices(rates, _NODES)
+
     def trainer(self, watcher: Watcher) -> Trainer:
         """A trainer that keeps the best head."""
         settings = self.settings
         weights = _EAGLE_FEATURES if settings.method == "eagle" else Weights()
-        vocabulary = DraftVocabulary(
-            self.vocabulary.to_target.to(self.device), self.vocabulary.from_target.to(self.device)
-        )
+        vocabulary = self.vocabulary.to(self.device)
         fingerprint = {
             "method": settings.method,
             "model": settings.model.model,
@@ -186,8 +238,11 @@ class _Keeper:
         self._provenance = Provenance.of(workshop.features, len(workshop.vocabulary), coverage)
 
     def on_best(self, evaluation: Evaluation) -> None:
-        """See Listener."""
-        save_head(self._workshop.settings, self._workshop.head, self._provenance, evaluation)
+        """See Listener. Medusa heads get a tree that fits them."""
+        head = self._workshop.head
+        if isinstance(head, MedusaHeads):
+            head.config = replace(head.config, choices=self._workshop.choices(head.config.num_heads))
+        save_head(self._workshop.settings, head, self._provenance, evaluation)
 
 
 def _vocabulary(settings: TrainSettings, features: Features) -> DraftVocabulary:

@@ -84,9 +84,11 @@ Drafts tokens for {target}, which checks them: the text is the target's own.
 
     {settings.command or "outrider train-head"}
 
-- Data: {_listed(files)}. {provenance.answer_tokens:,} tokens of answers in {provenance.sequences:,} sequences, of which the
-  target said those of prompts and generations itself; {provenance.held_out_sequences:,} more were held out, by prompt.
-- {size:,} weights, {settings.dtype}. Draft vocabulary: {provenance.vocabulary:,} tokens, {provenance.coverage:.2%} of what the answers say.
+- Data: {_listed(files)}; {provenance.answer_tokens:,} tokens of answers in
+  {provenance.sequences:,} sequences. Of prompts and generations the answers are the target's own.
+  {provenance.held_out_sequences:,} more sequences were held out, by prompt.
+- {size:,} weights, {settings.dtype}. Draft vocabulary: {provenance.vocabulary:,} tokens, which are
+  {provenance.coverage:.2%} of what the answers say.
 - {evaluation.step:,} steps, {evaluation.epoch:.2f} epochs, {evaluation.minutes:.0f} minutes.
 
 ## Acceptance
@@ -99,7 +101,7 @@ Of greedy drafts on held-out prompts, at each place of a chain, given that all b
 
 ## Licence
 
-Apache-2.0, for the weights of this head. It starts from weights of the target, whose licence applies to those.
+Apache-2.0, for the weights of this head. It starts from weights of the target, whose licence applies to them.
 """
 
 

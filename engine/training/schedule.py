@@ -38,9 +38,9 @@ class Schedule:
     warmup: float = 0.03
     passes: int = 3
     pass_ramp: float = 0.1
-    pass_share: float = 1.0
+    pass_share: float = 0.5
     noise: float = 0.0
-    batch_tokens: int = 2048
+    batch_tokens: int = 1024
     accumulate: int = 1
     clip: float = 0.5
     weight_decay: float = 0.01

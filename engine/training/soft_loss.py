@@ -65,7 +65,8 @@ def soft_cross_entropy(
     """
     if not torch.is_grad_enabled():
         states, weight = states.detach(), weight.detach()
-    loss, best = _SoftCrossEntropy.apply(states, weight, targets.rows, targets.shares)
+    found = _SoftCrossEntropy.apply(states, weight, targets.rows, targets.shares)  # type: ignore[no-untyped-call]
+    loss, best = found
     return loss, best
 
 
@@ -103,7 +104,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
         return loss, best
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         to_states, to_weight = ctx.saved_tensors
         scaled = [None if part is None else part.mul_(grad) for part in (to_states, to_weight)]

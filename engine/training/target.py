@@ -1,7 +1,7 @@
 """The target as training sees it: what its forward passes say at every place of a text.
 
-They are the engine's own passes, with its weights as they are served, so a head learns from the very states that
-it will read.
+They are the engine's own passes, with its weights as they are served, so a head learns from the very states
+that it will read.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ class Captured:
     """What the target thought of one sequence.
 
     Attributes:
-        hidden: float16 [num_tokens, (num_features + 1) * hidden_size] on the CPU: the states that EAGLE-3 reads,
-            then the one after the final norm.
+        hidden: float16 [num_tokens, (num_features + 1) * hidden_size] on the CPU: the states that EAGLE-3
+            reads, then the one after the final norm.
         top_ids: int32 [num_answer_tokens, K], the likeliest tokens in each answer token's place, best first.
         top_logprobs: float16 [num_answer_tokens, K], their logarithmic probabilities.
     """
@@ -75,8 +75,8 @@ class TargetReader:
             slices.append(SequenceSlice(row.token_ids, 0, range(first, first + count), rows=wanted))
             first += count
         taken = self._runner.forward_tapped(self._runner.build(slices), self._tap)
-        scores = taken.logits.split([piece.rows for piece in slices])
-        states = taken.features.split([len(row.token_ids) for row in rows])
+        scores = torch.split(taken.logits, [piece.rows for piece in slices])
+        states = torch.split(taken.features, [len(row.token_ids) for row in rows])
         return [
             self._captured(row, part, score) for row, part, score in zip(rows, states, scores, strict=True)
         ]

@@ -1,9 +1,9 @@
-"""Trainer: steps over cached features, evaluates now and then, keeps the best, and can be stopped and resumed."""
+"""Trainer: steps over cached features, evaluates now and then, and can be stopped and resumed."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -137,7 +137,7 @@ class Trainer:
         self._optimizer = _optimizer(self._head, schedule)
         self._generator = torch.Generator().manual_seed(schedule.seed)
         self._pieces = cut(features.train, schedule.max_length)
-        self._held_out = _first(cut(features.held_out, schedule.max_length), schedule.eval_tokens)
+        self._held_out = held_out_pieces(features, schedule)
         self._state = _State()
         self._losses: list[tuple[float, ...]] = []
         self.history: list[Evaluation] = []
@@ -279,14 +279,15 @@ def _optimizer(head: nn.Module, schedule: Schedule) -> torch.optim.AdamW:
     """AdamW; norms and biases do not decay."""
     matrices = [parameter for parameter in head.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in head.parameters() if parameter.dim() <= 1]
-    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         groups, lr=schedule.learning_rate, betas=_BETAS, weight_decay=schedule.weight_decay, fused=True
     )
 
 
-def _first(pieces: Sequence[Piece], num_roots: int) -> list[Piece]:
-    """So many roots, the same in every run over the same data: whole pieces, evenly from all of them."""
+def held_out_pieces(features: Features, schedule: Schedule) -> list[Piece]:
+    """What is evaluated, the same in every run over the same data: whole pieces, evenly from all of them."""
+    pieces, num_roots = cut(features.held_out, schedule.max_length), schedule.eval_tokens
     whole = sum(piece.num_roots for piece in pieces)
     if whole <= num_roots:
         return list(pieces)

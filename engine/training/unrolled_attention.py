@@ -1,15 +1,15 @@
 """Attention of EAGLE's passes in training: what a chain of drafts from every place of a text would see.
 
-Pass s of root i stands for the draft s places behind it. It sees what the head holds of the text, the keys of
-pass 0 up to place i, and the keys of passes 1 to s that came from the same root: its own chain, never another's.
+Pass s of root i stands for the draft s places behind it. It sees what the head holds of the text, the keys
+of pass 0 up to place i, and the keys of passes 1 to s that came from the same root: no other root's chain.
 
     query          keys of pass 0          of pass 1    of pass 2
     pass 0, i      0 ... i
     pass 1, i      0 ... i                 i
     pass 2, i      0 ... i                 i            i
 
-(EAGLE-3, Li et al. 2025, section 3.2, "training-time test".) The backward pass is written out, so that no more
-than the attention weights is kept, and nothing is computed for another sequence of the batch.
+(EAGLE-3, Li et al. 2025, section 3.2, "training-time test".) The backward pass is written out, so that no
+more than the attention weights is kept, and nothing is computed for another sequence of the batch.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def unrolled_attention(
         [num_heads, R, head_dim].
     """
     flat = [tensor for link in chain for tensor in (link.key, link.value)]
-    out: torch.Tensor = _UnrolledAttention.apply(blocks, query, key, value, *flat)
+    out: torch.Tensor = _UnrolledAttention.apply(blocks, query, key, value, *flat)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -124,7 +124,7 @@ class _UnrolledAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, out, *rest = ctx.saved_tensors
         count = ctx.num_links

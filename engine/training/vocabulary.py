@@ -35,6 +35,10 @@ class DraftVocabulary:
         order = counts.argsort(descending=True, stable=True)
         return cls.of(order[:size].sort().values, len(counts))
 
+    def to(self, device: torch.device) -> "DraftVocabulary":
+        """The same on a device."""
+        return DraftVocabulary(self.to_target.to(device), self.from_target.to(device))
+
     def __len__(self) -> int:
         return len(self.to_target)
 

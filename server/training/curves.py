@@ -59,7 +59,13 @@ def as_csv(history: Sequence[Evaluated]) -> str:
     for row in history:
         losses = [f"{loss:.5f}" for loss in row.train_loss] + [""] * (passes - len(row.train_loss))
         writer.writerow(
-            [f"{row.minutes:.2f}", row.step, f"{row.epoch:.3f}", f"{row.learning_rate:.3e}", f"{row.held_out_loss:.5f}"]
+            [
+                f"{row.minutes:.2f}",
+                row.step,
+                f"{row.epoch:.3f}",
+                f"{row.learning_rate:.3e}",
+                f"{row.held_out_loss:.5f}",
+            ]
             + losses
             + [f"{rate:.4f}" for rate in row.rates]
             + [f"{row.tokens_per_forward:.4f}"]

@@ -46,10 +46,10 @@ class _Watcher:
         self._out: Path = plan.out
         self._progress = None if plan.quiet else Progress(sys.stderr, time.monotonic)
 
-    def on_tokens(self, stage: str, done: int, total: int) -> None:
+    def on_progress(self, stage: str, done: int, total: int) -> None:
         """See Watcher."""
         if self._progress is not None:
-            self._progress.on_tokens(stage, done, total)
+            self._progress.on_stage(stage, done, total)
 
     def on_step(self, report: StepReport) -> None:
         """See Watcher."""

@@ -18,15 +18,17 @@ Train a draft head for a model, with the model's own answers.
     outrider train-head --method eagle3 --model M --prompts FILE --out DIR --minutes 60
     outrider train-head --method medusa --model M --generations FILE --out DIR2 --work DIR/work --epochs 5
 
-First the model answers the prompts, once with each temperature, then its hidden states are kept on disk, then the
-head is trained on them, as often as wanted. Each stage goes on where an earlier run stopped, so Ctrl-C costs nothing:
-give the same command again. More prompts may be added in between, and heads of one model may share --work.
+First the model answers the prompts, once with each temperature, then its hidden states are kept on disk, then
+the head is trained on them, as often as wanted. Each stage goes on where an earlier run stopped, so Ctrl-C
+costs nothing: give the same command again. More prompts may be added in between, and heads of one model may
+share --work.
 
-Held-out prompts tell how often drafts are accepted. The best head stands in --out at any time, in the layout that
-other engines read too, with a model card, and training.csv and training.png with the course of the training."""
+Held-out prompts tell how often drafts are accepted. The best head stands in --out at any time, in the layout
+that other engines read too, with a model card, and training.csv and training.png with the course of the
+training."""
 
 PROMPTS = (
-    "a line has `prompt` or `question` (a question), `turns` (questions of one conversation) or `messages` (a "
+    "a line has `prompt` or `question`, `turns` (questions of one conversation) or `messages` (a "
     "conversation); JSON lines"
 )
 
@@ -132,7 +134,7 @@ def _add_head_flags(parser: argparse.ArgumentParser) -> None:
         type=whole,
         default=8192,
         metavar="N",
-        help="tokens that EAGLE-3 can draft, the most frequent; the others are trained on these (default: 8192)",
+        help="tokens that EAGLE-3 can draft, the most frequent; others are trained on these (default: 8192)",
     )
     head.add_argument("--num-heads", type=whole, default=4, metavar="N", help="of Medusa (default: 4)")
     head.add_argument(
@@ -153,9 +155,9 @@ def _add_training_flags(parser: argparse.ArgumentParser) -> None:
         ("--weight-decay", share, 0.01, "of matrices"),
         ("--passes", whole, 3, "of EAGLE over its own output, in training"),
         ("--pass-ramp", _fraction, 0.1, "share of the training after which a pass is added to the first"),
-        ("--pass-share", _share, 1.0, "of its drafts, how many a pass hands on to the next"),
+        ("--pass-share", _share, 0.5, "of its drafts, how many a pass hands on to the next"),
         ("--noise", share, 0.2, "on EAGLE-1's features"),
-        ("--batch-tokens", whole, 2048, "drafted from at once"),
+        ("--batch-tokens", whole, 1024, "drafted from at once"),
         ("--accumulate", whole, 1, "such batches for a step"),
         ("--eval-minutes", share, 3.0, "between evaluations"),
         ("--eval-tokens", whole, 8192, "that are evaluated"),

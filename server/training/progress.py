@@ -54,15 +54,15 @@ class Progress:
         self._stage = ""
         self._began = (0.0, 0)
 
-    def on_tokens(self, stage: str, done: int, total: int) -> None:
-        """Of a stage that goes through tokens."""
+    def on_stage(self, stage: str, done: int, total: int) -> None:
+        """Of a stage before the training."""
         if stage != self._stage:
             self._stage, self._began = stage, (self._clock(), done)
             self._shown = float("-inf")
-        seconds, tokens = self._clock() - self._began[0], done - self._began[1]
-        parts = [f"{stage}: {done:,} of {total:,} tokens"]
-        if tokens and seconds > 0:
-            parts += [f"{tokens / seconds:,.0f} tokens/s", left(seconds / tokens * (total - done))]
+        seconds, count = self._clock() - self._began[0], done - self._began[1]
+        parts = [f"{stage}: {done:,} of {total:,}"]
+        if count and seconds > 0:
+            parts += [f"{count / seconds:,.1f}/s", left(seconds / count * (total - done))]
         self._show("  ".join(parts), is_last=done >= total)
 
     def on_step(self, step: Step) -> None:

@@ -223,3 +223,24 @@ def test_integrity_check_finds_a_table_that_differs() -> None:
         pool.check_integrity([table, [3]])
     with pytest.raises(AssertionError, match="a block stands twice in one table"):
         pool.check_integrity([[table[0], table[0]]])
+
+
+def test_a_block_that_will_be_marked_stands_for_one_that_is_not() -> None:
+    pool = BlockPool(3)
+    plain, marked, late = take(pool, 3)
+    pool.publish(plain, b"same")
+    pool.publish(marked, b"same")
+    pool.supersede(marked, b"same")
+    pool.mark_in_draft_cache(marked)
+    assert pool.lookup(b"same") == marked
+    assert pool.is_in_draft_cache(marked)
+    assert not pool.is_in_draft_cache(plain)
+    # One mark is as good as another, and content that nobody published stays unknown.
+    pool.supersede(late, b"same")
+    pool.supersede(late, b"other")
+    assert pool.lookup(b"same") == marked
+    assert pool.lookup(b"other") is None
+    pool.check_integrity([[plain], [marked], [late]])
+    pool.release([plain])
+    assert take(pool, 1) == [plain]
+    assert pool.lookup(b"same") == marked

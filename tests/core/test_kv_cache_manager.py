@@ -311,3 +311,33 @@ def test_extend_leaves_blocks_free() -> None:
     assert kv.extend(request, 8, leave_free=2)
     assert not kv.extend(request, 12, leave_free=2)
     assert kv.pool.num_free == 2
+
+
+def following(name: str, length: int) -> Request:
+    """A request whose speculator cannot make up for positions that are skipped."""
+    request = make_request(name, prompt(length))
+    request.needs_draft_cache = True
+    return request
+
+
+def test_who_needs_the_draft_cache_gets_what_is_in_it() -> None:
+    kv = KVCacheManager(16, 4)
+    owner = make_request("a", prompt(12))
+    compute(kv, owner)
+    kv.publish(owner, 8)
+    table = tuple(kv.block_table(owner))
+    assert kv.match_prefix(make_request("b", prompt(13))) == PrefixMatch(table, 12, 8)
+    assert kv.match_prefix(following("c", 13)) == PrefixMatch(table[:2], 8, 8)
+
+
+def test_blocks_without_a_mark_do_not_stand_in_the_way_of_marked_ones() -> None:
+    kv = KVCacheManager(16, 4)
+    compute(kv, make_request("a", prompt(12)))
+    other = following("b", 12)
+    assert admit(kv, other) == PrefixMatch((), 0, 0)
+    other.num_computed_tokens = 12
+    kv.publish(other, 12)
+    table = tuple(kv.block_table(other))
+    assert kv.match_prefix(following("c", 13)) == PrefixMatch(table, 12, 12)
+    assert kv.match_prefix(make_request("d", prompt(13))) == PrefixMatch(table, 12, 12)
+    kv.check_integrity()

@@ -52,6 +52,11 @@ def test_the_draft_cache_counts_in_its_own_type(free: pytest.MonkeyPatch) -> Non
     assert result.num_blocks == 333
 
 
+def test_what_is_kept_once_per_block_counts_too(free: pytest.MonkeyPatch) -> None:
+    result = plan(caches=(FOOTPRINT, CacheFootprint((), torch.bfloat16, numbers_per_block=100)))
+    assert result.bytes_per_block == PER_BLOCK + 200
+
+
 def test_no_more_than_all_sequences_can_fill(free: pytest.MonkeyPatch) -> None:
     # 500 tokens are 31.25 blocks, so 32.
     result = plan(seqs=3, max_model_len=500)

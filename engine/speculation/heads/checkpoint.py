@@ -6,6 +6,7 @@ and whatever else it holds is refused.
 
 import json
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -225,7 +226,9 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
         zipped = zipfile.is_zipfile(path)
         if zipped and _is_compressed(path):
             raise StartupError(f"{path} is compressed, which torch.save does not do: it is not read")
-        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True if zipped else None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Of what looks odd in a file: it fails, or is checked below.
+            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True if zipped else None)
     except StartupError:
         raise
     except pickle.UnpicklingError as error:

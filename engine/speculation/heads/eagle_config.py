@@ -165,7 +165,7 @@ def _config(source: _Source, *, family: EagleFamily, features: Features, **parts
         qkv_bias=says_bias or layer.flag("qkv_bias") or biased,
         o_bias=says_bias or source.has(f"{attention}.o_proj.bias"),
         mlp_bias=layer.flag("mlp_bias") or source.has("layers.0.mlp.gate_proj.bias"),
-        fc_bias=head.raw("bias") is True or head.flag("fusion_bias") or source.has("fc.bias"),
+        fc_bias=head.flag("bias") or head.flag("fusion_bias") or source.has("fc.bias"),
         **parts,  # type: ignore[arg-type]
     )
 
@@ -175,9 +175,7 @@ def _windows(layer: Fields, num_layers: int) -> tuple[int | None, ...]:
     if kinds is None:
         # Qwen 3's older spelling; other configs carry a sliding_window that none of their layers has.
         slides = layer.text("model_type", "") == "qwen3" and layer.flag("use_sliding_window")
-        first = layer.size("max_window_layers", 1) if slides else num_layers
-        if layer.raw("max_window_layers") == 0 and slides:
-            first = 0
+        first = layer.count("max_window_layers", 28) if slides else num_layers
         kinds = tuple("sliding_attention" if i >= first else "full_attention" for i in range(num_layers))
     kinds = kinds[:num_layers]
     if foreign := sorted(set(kinds) - {"full_attention", "sliding_attention"}):

@@ -104,4 +104,5 @@ def _draft_ids(tensors: Checkpoint, config: EagleConfig) -> torch.Tensor | None:
     check_vector(tensors, "d2t", rows)
     # d2t holds offsets: id d of the draft is id d + d2t[d] of the target.
     ids = torch.arange(rows) + tensors.integers("d2t")
-    return check_ids(ids, config.vocab_size, "d2t", tensors.what)
+    check_ids(ids, config.vocab_size, "d2t", tensors.what)
+    return None if rows == config.vocab_size and torch.equal(ids, torch.arange(rows)) else ids

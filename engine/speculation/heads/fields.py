@@ -42,6 +42,19 @@ class Fields:
             raise self._wrong(name, f"a whole number from 1 to {_MAX_SIZE}")
         return value
 
+    def count(self, name: str, default: int) -> int:
+        """A whole number from 0.
+
+        Raises:
+            StartupError: It is something else.
+        """
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not _is_index(value):
+            raise self._wrong(name, f"a whole number from 0 to {_MAX_SIZE}")
+        return int(value)
+
     def optional_size(self, name: str) -> int | None:
         """A positive whole number, None if it is missing.
 
@@ -103,15 +116,15 @@ class Fields:
         return Fields(value, f"{name} in {self.where}")
 
     def numbers(self, name: str) -> tuple[int, ...] | None:
-        """A list of whole numbers, None if it is missing.
+        """A list of whole numbers, None if it is missing or empty.
 
         Raises:
-            StartupError: It is something else, or empty.
+            StartupError: It is something else.
         """
         value = self._values.get(name)
-        if value is None:
+        if value is None or value == []:
             return None
-        if not isinstance(value, list) or not value or not all(_is_index(item) for item in value):
+        if not isinstance(value, list) or not all(_is_index(item) for item in value):
             raise self._wrong(name, "a list of whole numbers from 0")
         return tuple(value)
 
@@ -142,9 +155,10 @@ class Fields:
             raise self._wrong(name, "a list of lists of whole numbers from 0")
         return tuple(map(tuple, value))
 
-    def raw(self, name: str) -> Any:
-        """A field as it stands, None if it is missing."""
-        return self._values.get(name)
+    @property
+    def nested(self) -> list[str]:
+        """The fields that are objects themselves."""
+        return [name for name, value in self._values.items() if isinstance(value, dict)]
 
     def _wrong(self, name: str, wanted: str) -> StartupError:
         value = repr(self._values[name])

@@ -43,6 +43,11 @@ def read_rope(fields: Fields) -> Mapping[str, Any]:
             f"rope_type {kind!r} in {scaling.where} is not supported for heads; they may have "
             f"{', '.join(_NUMBERS)}, whose frequencies do not change with the length of a text"
         )
+    if nested := scaling.nested:
+        raise ModelNotSupported(
+            f"{scaling.where} has parameters for each kind of layer ({', '.join(nested)}), which is not "
+            "supported for heads"
+        )
     for part in (scaling, fields):
         if part.positive("partial_rotary_factor", 1.0) != 1.0:
             raise ModelNotSupported(f"partial_rotary_factor in {part.where} is not supported for heads")
