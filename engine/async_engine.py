@@ -144,6 +144,10 @@ class AsyncEngine:
         encode = partial(self._require_tokenizer().encode, text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(encode)
 
+    async def encode_continuation(self, text: str, before: Sequence[int]) -> list[int]:
+        """See EngineClient."""
+        return await asyncio.to_thread(self._require_tokenizer().encode_continuation, text, before)
+
     async def decode(self, token_ids: Sequence[int]) -> str:
         """See EngineClient."""
         decode = partial(self._require_tokenizer().decode, token_ids, skip_special_tokens=False)

@@ -28,6 +28,7 @@ class ModelInfo:
         has_chat_template: Whether chat requests can be served.
         acceptance: Which acceptance rules requests may ask for.
         weights: Type of the model's weights: float32, float16, bfloat16 or int8.
+        takes_predictions: Whether drafts are made from the predictions that requests bring.
         probed_acceptance: Share of draft tokens accepted in the trial at start; None if there was none.
     """
 
@@ -39,6 +40,7 @@ class ModelInfo:
     has_chat_template: bool
     weights: str
     acceptance: AcceptancePolicy = ANY_LOSSLESS
+    takes_predictions: bool = True
     probed_acceptance: float | None = None
 
 
@@ -74,6 +76,13 @@ class EngineClient(Protocol):
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, made off the event loop."""
+
+    async def encode_continuation(self, text: str, before: Sequence[int]) -> list[int]:
+        """Token ids of a text as the model would write it behind other tokens, made off the event loop.
+
+        Raises:
+            InvalidRequest: The text holds half of a surrogate pair; it names prediction.
+        """
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""

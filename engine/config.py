@@ -92,10 +92,18 @@ class SchedulerConfig(Section):
         return self
 
 
+PREDICTIONS = Field(
+    True,
+    description="Draft from the predictions that requests bring (Predicted Outputs), whatever else drafts; "
+    "off refuses them.",
+)
+
+
 class NoSpeculation(Section):
     """Plain decoding."""
 
     method: Literal["none"] = "none"
+    predictions: bool = PREDICTIONS
 
     @property
     def num_draft_tokens(self) -> int:
@@ -112,6 +120,7 @@ class DraftingSection(Section):
     """What all methods that draft have in common."""
 
     method: str
+    predictions: bool = PREDICTIONS
     acceptance: AcceptanceName = Field(
         "match",
         description="Rule for requests that name none; rejection and block need a method that can draw its "

@@ -7,6 +7,7 @@ from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.speculation.base import DraftRequest, ProposalContext, Speculator
 from engine.speculation.planner import Planner
+from engine.speculation.prediction import PredictionSpeculator
 from engine.token_tree import EMPTY_TREE, TokenTree
 
 logger = logging.getLogger(__name__)
@@ -20,13 +21,22 @@ class Drafting:
         speculator: Who proposes.
         planner: How many nodes each request gets.
         vocab_size: Draft tokens must be below it.
+        predictions: The part of the speculator that follows predictions; None ignores them.
     """
 
-    def __init__(self, method: str, speculator: Speculator, planner: Planner, vocab_size: int) -> None:
+    def __init__(
+        self,
+        method: str,
+        speculator: Speculator,
+        planner: Planner,
+        vocab_size: int,
+        predictions: PredictionSpeculator | None = None,
+    ) -> None:
         self.method = method
         self._speculator = speculator
         self._planner = planner
         self._vocab_size = vocab_size
+        self._predictions = predictions
         self._outgrown: set[str] = set()
 
     def propose(self, scheduler: Scheduler) -> int:
@@ -42,10 +52,10 @@ class Drafting:
         for request in scheduler.running:
             if not request.params.speculation.enabled:
                 continue
-            if self._planner.has_outgrown(request):
+            outgrown = self._planner.has_outgrown(request)
+            if outgrown:
                 num_outgrown += self._note_outgrown(request)
-                continue
-            draft_request = self._ask(request, scheduler)
+            draft_request = self._ask(request, scheduler, outgrown=outgrown)
             if draft_request is not None:
                 wanted.append((request, draft_request))
         if not wanted:
@@ -60,6 +70,15 @@ class Drafting:
         for (request, _), tree in zip(wanted, trees, strict=True):
             request.draft = tree
         return num_outgrown
+
+    def num_found(self, request: Request) -> int:
+        """How many tokens of its own prediction the request's answer has so far."""
+        speculation = request.params.speculation
+        if self._predictions is None or not speculation.enabled or not speculation.prediction:
+            return 0
+        return self._predictions.num_found(
+            request.request_id, speculation.prediction, request.token_ids, request.num_prompt_tokens
+        )
 
     def num_computed_tokens(self, request: Request) -> int:
         """Leading tokens of the request that the speculator's cache holds."""
@@ -77,15 +96,21 @@ class Drafting:
         self.release(request)
         self._outgrown.discard(request.request_id)
 
-    def _ask(self, request: Request, scheduler: Scheduler) -> DraftRequest | None:
-        """What to ask for one request; None if there is nothing to gain."""
+    def _ask(self, request: Request, scheduler: Scheduler, *, outgrown: bool) -> DraftRequest | None:
+        """What to ask for one request; None if there is nothing to gain.
+
+        Where a request has outgrown the speculator, its own prediction may still draft.
+        """
+        budget = predicted = 0
         if request.num_uncomputed_tokens > 1:
-            if not self._speculator.requirements.has_cache:
+            if outgrown or not self._speculator.requirements.has_cache:
                 return None
-            budget = 0
         else:
-            budget = scheduler.grant_lookahead(request, self._planner.node_budget(request))
-            if budget == 0:
+            budget = 0 if outgrown else self._planner.node_budget(request)
+            predicted = 0 if self._predictions is None else self._planner.prediction_budget(request)
+            granted = scheduler.grant_lookahead(request, max(budget, predicted))
+            budget, predicted = min(budget, granted), min(predicted, granted)
+            if granted == 0:
                 return None
         return DraftRequest(
             request_id=request.request_id,
@@ -98,15 +123,18 @@ class Drafting:
             budget=budget,
             max_depth=self._planner.max_depth(request),
             num_requests=len(scheduler.running),
+            prediction_budget=predicted,
         )
 
     def _check(self, requests: Sequence[DraftRequest], trees: Sequence[TokenTree]) -> None:
         """Raises ValueError where a speculator breaks its contract."""
         for request, tree in zip(requests, trees, strict=True):
-            if len(tree) > request.budget:
-                raise ValueError(f"{len(tree)} draft nodes proposed, but the budget was {request.budget}")
-            if max(tree.depths()) > request.max_depth:
-                raise ValueError(f"a draft of {max(tree.depths())} levels has room for {request.max_depth}")
+            budget = max(request.budget, request.prediction_budget)
+            max_depth = max(request.max_depth, request.prediction_budget)
+            if len(tree) > budget:
+                raise ValueError(f"{len(tree)} draft nodes proposed, but the budget was {budget}")
+            if max(tree.depths()) > max_depth:
+                raise ValueError(f"a draft of {max(tree.depths())} levels has room for {max_depth}")
             for token in tree.tokens:
                 if not 0 <= token < self._vocab_size:
                     raise ValueError(f"draft token {token} is outside 0 to {self._vocab_size - 1}")

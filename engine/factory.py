@@ -20,8 +20,10 @@ from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
 from engine.sampling_params import Acceptance
 from engine.speculation.base import Speculator
+from engine.speculation.combined import CombinedSpeculator
 from engine.speculation.factory import build_speculator, load_drafts, max_draft_nodes, wants_probe
 from engine.speculation.planner import Planner
+from engine.speculation.prediction import PredictionSpeculator
 from engine.speculation_probe import log_probe, probe_speculation
 from engine.tokenizer import Tokenizer
 
@@ -144,7 +146,8 @@ def _parts(
 
 def _log_speculation(config: EngineConfig, drafts: Sequence[LoadedModel], *, is_on: bool) -> None:
     if not is_on:
-        logger.info("speculation: none")
+        predictions = "the requests' own predictions alone" if config.speculation.predictions else "none"
+        logger.info("speculation: %s", predictions)
         return
     logger.info(
         "speculation: %s, %d draft tokens per step%s, accepted by %s",
@@ -170,7 +173,9 @@ def _limits(config: EngineConfig, target: LoadedModel) -> EngineLimits:
     )
 
 
-def _drafting(config: EngineConfig, target: LoadedModel, speculator: Speculator | None) -> Drafting | None:
+def _drafting(config: EngineConfig, target: LoadedModel, method: Speculator | None) -> Drafting | None:
+    predictions = PredictionSpeculator(target.eos_token_ids) if config.speculation.predictions else None
+    speculator = method if predictions is None else CombinedSpeculator(predictions, method)
     if speculator is None:
         return None
     planner = Planner(
@@ -179,7 +184,7 @@ def _drafting(config: EngineConfig, target: LoadedModel, speculator: Speculator 
         speculator.requirements.max_model_len,
         branches=speculator.requirements.branches,
     )
-    return Drafting(config.speculation.method, speculator, planner, target.vocab_size)
+    return Drafting(config.speculation.method, speculator, planner, target.vocab_size, predictions)
 
 
 def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer | None) -> ModelInfo:
@@ -192,4 +197,5 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
         acceptance=config.speculation.policy,
         weights=target.weights,
+        takes_predictions=config.speculation.predictions,
     )

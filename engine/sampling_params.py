@@ -43,11 +43,14 @@ class SpeculationParams:
         num_draft_tokens: Draft nodes per step, at most MAX_DRAFT_TOKENS; None takes the server's setting.
         acceptance: The rule that verifies this request's drafts; None takes the server's, which is match
             unless it is set otherwise.
+        prediction: Tokens that the answer is likely to resemble. Drafted first, in chains of up to
+            MAX_DRAFT_TOKENS nodes unless num_draft_tokens says otherwise.
     """
 
     enabled: bool = True
     num_draft_tokens: int | None = None
     acceptance: Acceptance | None = None
+    prediction: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_draft_tokens is not None:

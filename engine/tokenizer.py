@@ -10,6 +10,8 @@ from engine.chat_template import ChatTemplate
 from engine.errors import InvalidRequest, ModelNotSupported
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Tokens that decide how a text behind them is split; words of most vocabularies are shorter.
+_NUM_CONTEXT = 16
 _SENTENCEPIECE_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
@@ -72,6 +74,21 @@ class Tokenizer:
             InvalidRequest: The text holds half of a surrogate pair, which no encoding can express.
         """
         return self._encode(text, add_special_tokens, "prompt")
+
+    def encode_continuation(self, text: str, before: Sequence[int]) -> list[int]:
+        """Token ids of a text as the model would write it behind other tokens.
+
+        Where the tokens of the text would merge with those before it, which stand, it is encoded by itself.
+
+        Raises:
+            InvalidRequest: The text holds half of a surrogate pair, which no encoding can express.
+        """
+        lead = self.decode(before[-_NUM_CONTEXT:], skip_special_tokens=False)
+        lead_ids = self._encode(lead, False, "prediction")
+        token_ids = self._encode(lead + text, False, "prediction")
+        if token_ids[: len(lead_ids)] == lead_ids:
+            return token_ids[len(lead_ids) :]
+        return self._encode(text, False, "prediction")
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids, with U+FFFD where bytes are no character."""

@@ -4,6 +4,7 @@ import asyncio
 import codecs
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
@@ -15,7 +16,7 @@ from engine.outputs import (
     TokenLogprob,
     TopLogprob,
 )
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import SamplingParams, SpeculationParams
 
 BOS, EOS, END_OF_TURN = 256, 257, 258
 VOCAB_SIZE = 259
@@ -70,6 +71,7 @@ class FakeEngine:
     template_error: Exception | None = None
     trace_error: EngineError | None = None
     acceptance: AcceptancePolicy = ANY_LOSSLESS
+    takes_predictions: bool = True
     alive: bool = True
     requests: list[FakeRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -89,6 +91,7 @@ class FakeEngine:
             has_chat_template=True,
             weights="int8",
             acceptance=self.acceptance,
+            takes_predictions=self.takes_predictions,
         )
 
     async def generate(
@@ -147,13 +150,20 @@ class FakeEngine:
                 num_prompt_tokens=len(request.prompt_token_ids),
                 num_cached_tokens=self.num_cached_tokens + params.choice,
                 num_output_tokens=start + len(run),
-                speculation=self._speculation(step, start + len(run), params.speculation.enabled),
+                speculation=self._speculation(step, tokens[: start + len(run)], params.speculation),
             )
 
-    def _speculation(self, step: int, num_tokens: int, enabled: bool) -> SpeculationStats:
+    def _speculation(self, step: int, said: bytes, wishes: SpeculationParams) -> SpeculationStats:
+        """Of a prediction the answer has what they begin with in common."""
+        num_tokens, enabled = len(said), wishes.enabled
+        num_predicted = len(wishes.prediction) * enabled
+        pairs = zip(said, wishes.prediction[:num_predicted], strict=False)
+        num_found = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if not num_tokens:
-            return SpeculationStats()
+            return SpeculationStats(num_predicted_tokens=num_predicted)
         return SpeculationStats(
+            num_predicted_tokens=num_predicted,
+            num_found_tokens=num_found,
             num_steps=step,
             num_drafts=step * enabled,
             num_draft_tokens=step * self.drafted_per_step * enabled,
@@ -174,6 +184,9 @@ class FakeEngine:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * (self.add_bos and add_special_tokens) + list(text.encode())
+
+    async def encode_continuation(self, text: str, before: Sequence[int]) -> list[int]:
+        return list(text.encode())
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         return b"".join(token_bytes(token) for token in token_ids).decode(errors="replace")

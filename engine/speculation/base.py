@@ -48,6 +48,8 @@ class DraftRequest:
             cache may follow up to num_computed_tokens.
         max_depth: Levels at most: deeper nodes have no room in the context or in the answer.
         num_requests: How many share the step, this one included: the more, the less rows come for free.
+        prediction_budget: Nodes that the request's own prediction may draft, in a chain; it is bound by the
+            room in context and answer and not by the method's settings. 0 without a prediction.
     """
 
     request_id: str
@@ -60,6 +62,7 @@ class DraftRequest:
     budget: int
     max_depth: int = MAX_NODES
     num_requests: int = 1
+    prediction_budget: int = 0
 
 
 @dataclass(frozen=True, slots=True)

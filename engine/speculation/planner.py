@@ -43,11 +43,21 @@ class Planner:
 
         A step commits its accepted nodes and one token more, so the last place is never a draft's.
         """
+        depth = self._room(request)
+        if self._draft_max_model_len is not None:
+            depth = min(depth, self._draft_max_model_len - request.num_tokens)
+        return max(0, depth)
+
+    def prediction_budget(self, request: Request) -> int:
+        """Draft nodes for the request's own prediction: a chain, which no draft model's context limits."""
+        speculation = request.params.speculation
+        if not speculation.prediction:
+            return 0
+        return max(0, min(speculation.num_draft_tokens or MAX_NODES, self._room(request)))
+
+    def _room(self, request: Request) -> int:
         room = min(
             request.stop_rules.max_tokens - request.num_output_tokens,
             self._max_model_len - request.num_tokens,
         )
-        depth = min(room - 1, MAX_NODES)
-        if self._draft_max_model_len is not None:
-            depth = min(depth, self._draft_max_model_len - request.num_tokens)
-        return max(0, depth)
+        return min(room - 1, MAX_NODES)

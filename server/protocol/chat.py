@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from engine.sampling_params import MAX_LOGPROBS
 from server.protocol.base import GenerationRequest, RequestModel
-from server.protocol.fields import TextContent
+from server.protocol.fields import Prediction, TextContent
 from server.protocol.refused import REFUSED_IN_CHAT, REFUSED_IN_MESSAGES, RefusedField
 from server.protocol.usage import Answer, FinishReasonField, StopReasonField
 
@@ -37,6 +37,12 @@ class ChatCompletionRequest(GenerationRequest):
     )
     max_tokens: int | None = Field(
         None, ge=1, description="The older name of max_completion_tokens, which wins where both are given."
+    )
+    prediction: Prediction = Field(
+        "",
+        description="A text that much of the answer will be the same as, such as a file to be edited: as "
+        "text or text parts. It makes the answer faster and does not change it.",
+        json_schema_extra={"default": None},
     )
     logprobs: bool = Field(False, description="Report the log probability of each token.")
     top_logprobs: int | None = Field(

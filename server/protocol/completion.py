@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from engine.sampling_params import MAX_LOGPROBS
 from server.protocol.base import GenerationRequest
-from server.protocol.fields import Prompts
+from server.protocol.fields import PredictionOrText, Prompts
 from server.protocol.refused import REFUSED_IN_COMPLETIONS, RefusedField
 from server.protocol.usage import Answer, FinishReasonField, StopReasonField
 
@@ -26,6 +26,12 @@ class CompletionRequest(GenerationRequest):
         ge=0,
         description="Tokens to generate at most; default: 16, or fewer where the context ends. 0 only "
         "reads the prompt, for echo.",
+    )
+    prediction: PredictionOrText = Field(
+        "",
+        description="A text that much of the answer will be the same as, behind any of the prompts; as text "
+        "or in chat's form. It makes the answer faster and does not change it.",
+        json_schema_extra={"default": None},
     )
     logprobs: int | None = Field(
         None,

@@ -42,7 +42,6 @@ REFUSED_EVERYWHERE = (
     RefusedField("regex", (), _NO_GRAMMAR),
     RefusedField("ebnf", (), _NO_GRAMMAR),
     RefusedField("grammar", ("",), _NO_GRAMMAR),
-    RefusedField("prediction", (), "this server takes no predicted outputs yet; leave it out"),
     RefusedField("logits_processors", ([],)),
     RefusedField("custom_logit_processor", ()),
     RefusedField("bad_words", ([],), "use logit_bias"),

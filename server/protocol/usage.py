@@ -22,11 +22,11 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """What speculation did for the answer's tokens."""
+    """What became of the request's prediction, over all choices; 0 without one."""
 
-    accepted_prediction_tokens: int = Field(description="Draft tokens that became part of the answer.")
+    accepted_prediction_tokens: int = Field(description="Tokens of the prediction that the answer has.")
     rejected_prediction_tokens: int = Field(
-        description="Draft tokens checked in vain; they are not among completion_tokens."
+        description="Those that a finished answer does not have; they are not among completion_tokens."
     )
 
 

@@ -22,6 +22,7 @@ from server.services.limits import Limits
 from server.services.logprobs import chat_logprobs
 from server.services.models import AnswerHead, ModelService
 from server.services.params import chat_params
+from server.services.prediction import with_prediction
 from server.services.streaming import as_chunks
 
 
@@ -84,6 +85,7 @@ class ChatService:
         if not token_ids:
             raise InvalidRequest("messages make an empty prompt with this model's chat template", "messages")
         params = chat_params(request, len(token_ids), self._engine.model, self._limits.max_logprobs)
+        params = await with_prediction(params, self._engine, request.prediction, token_ids)
         return make_choices(call_id, 0, request.n, token_ids, replace(params, cache_scope=scope))
 
     async def _deltas(

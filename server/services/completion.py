@@ -15,6 +15,7 @@ from server.services.limits import Limits
 from server.services.logprobs import CompletionLogprobsBuilder, TextOffsets, join_logprobs
 from server.services.models import AnswerHead, ModelService
 from server.services.params import check_token_ids, completion_params
+from server.services.prediction import with_prediction
 from server.services.streaming import as_chunks
 
 
@@ -83,6 +84,7 @@ class CompletionService:
         for prompt_index, prompt in enumerate(request.prompt):
             token_ids = await self._token_ids(prompt)
             params = completion_params(request, len(token_ids), self._engine.model, self._limits.max_logprobs)
+            params = await with_prediction(params, self._engine, request.prediction, token_ids)
             params = replace(params, cache_scope=scope)
             echo = await self._echo(prompt, token_ids) if request.echo else None
             choices = make_choices(call_id, prompt_index, request.n, token_ids, params)

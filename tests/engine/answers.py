@@ -101,6 +101,7 @@ def assert_clean(llm: LLM) -> None:
     assert not core._prompt_logprobs._collected
     if core._drafting is not None:
         assert not core._drafting._outgrown
-        speculator = core._drafting._speculator
-        for books in ("known", "_progress", "_readers"):
-            assert not getattr(speculator, books, None), books
+        combined = core._drafting._speculator
+        for speculator in (combined, *(getattr(combined, part, None) for part in ("method", "predictions"))):
+            for books in ("known", "_progress", "_readers"):
+                assert not getattr(speculator, books, None), books

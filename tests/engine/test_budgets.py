@@ -9,6 +9,7 @@ from engine.llm import LLM, Completion
 from engine.model.input_batch import InputBatch
 from engine.model.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
+from engine.speculation.combined import CombinedSpeculator
 from engine.speculation.draft_model import DraftModelSpeculator
 from tests.engine.answers import assert_clean, build_scripted, essence, plain_answer, target
 from tests.engines import build_llm, load_tiny
@@ -88,7 +89,9 @@ def test_neither_the_target_nor_the_draft_model_exceeds_the_budget() -> None:
         num_kv_blocks=400,
     )
     assert llm._core._drafting is not None
-    speculator = llm._core._drafting._speculator
+    combined = llm._core._drafting._speculator
+    assert isinstance(combined, CombinedSpeculator)
+    speculator = combined.method
     assert isinstance(speculator, DraftModelSpeculator)
     targets, drafts = watched(llm._core._runner), watched(speculator._runner)
     answers = answer_with_a_late_comer(llm)

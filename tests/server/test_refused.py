@@ -30,7 +30,6 @@ def test_what_would_change_the_answer_is_refused_by_name(served: Served, endpoin
         ("function_call", "auto"),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {}}),
-        ("prediction", {"type": "content", "content": "x"}),
         ("modalities", ["text", "audio"]),
         ("reasoning_effort", "high"),
         ("verbosity", "low"),
