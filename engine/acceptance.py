@@ -76,16 +76,16 @@ class AcceptancePolicy:
             return f"{acceptance} judges tokens that were drawn from a distribution; {self.method} draws none"
         if self.traits.selects:
             return (
-                f"{self.method} is set to keep or drop tokens by what they are: {acceptance} holds only for "
-                "drafts of a fixed shape"
+                f"{acceptance} holds only for drafts of a fixed shape, such as widths and sequoia, but the "
+                "server's tree keeps or drops tokens by what they are"
             )
         if self.traits.merges:
             return (
-                f"{self.method} is set to merge several drafts into one tree: {acceptance} judges tokens by "
-                "the one distribution they were drawn from"
+                f"{acceptance} judges tokens by the one distribution they were drawn from, but drafts of "
+                "extra_draft_models are merged"
             )
         if acceptance is Acceptance.BLOCK and self.traits.branches:
-            return f"block judges chains, but {self.method} is set to draft trees: rejection is for those"
+            return "block judges chains, but the server's tree branches: rejection is for those"
         return None
 
     def resolved(self, params: SamplingParams) -> SamplingParams:

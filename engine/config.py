@@ -140,11 +140,15 @@ class DraftingSection(Section):
         """Which rules requests may ask for."""
         return AcceptancePolicy(self.method, self.traits, Acceptance(self.acceptance), self.allow_lossy)
 
+    def differs(self, name: str) -> bool:
+        """Whether a setting is another than its default, which asks for nothing."""
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
+
     @model_validator(mode="after")
     def _legal_acceptance(self) -> Self:
         reason = self.policy.refusal(Acceptance(self.acceptance))
         if reason is not None:
-            raise ValueError(f"acceptance cannot be {self.acceptance}: {reason}")
+            raise ValueError(f"acceptance cannot be {self.acceptance}: {reason}; match holds for any draft")
         return self
 
 
@@ -191,6 +195,13 @@ class SuffixSpeculation(DraftingSection):
     suffix_max_cached_tokens: int = Field(
         100_000, ge=2, description="With suffix_share: tokens kept, of about 300 bytes each."
     )
+
+    @model_validator(mode="after")
+    def _effective(self) -> Self:
+        for name in ("suffix_max_cached_requests", "suffix_max_cached_tokens"):
+            if self.differs(name) and not self.suffix_share:
+                raise ValueError(f"{name} has no effect without suffix_share: set that or leave {name} out")
+        return self
 
 
 class DraftModelSpeculation(DraftingSection):
@@ -257,6 +268,14 @@ class DraftModelSpeculation(DraftingSection):
                 f"extra_draft_models make {self.max_nodes} draft nodes per step, but a tree holds at most "
                 f"{MAX_DRAFT_TOKENS}: set a smaller tree or num_draft_tokens"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _effective(self) -> Self:
+        no_siblings = None if self.branches else "without a tree such as 3,2,1,1 there are no siblings"
+        idle = no_siblings or self.policy.refusal(Acceptance.REJECTION)
+        if self.differs("sibling_sampling") and idle is not None:
+            raise ValueError(f"sibling_sampling has no effect: {idle}; leave sibling_sampling out")
         return self
 
     @property

@@ -1,6 +1,7 @@
 """Settings of draft trees, with their short forms."""
 
 import re
+from collections.abc import Mapping
 from itertools import accumulate
 from operator import mul
 from typing import Annotated, Literal, Self
@@ -92,27 +93,59 @@ class DynamicTree(BoundedTree):
 TreeConfig = Annotated[StaticTree | SequoiaTree | DynamicTree, Field(discriminator="shape")]
 
 
+KINDS: dict[str, type[Tree]] = {"static": StaticTree, "sequoia": SequoiaTree, "dynamic": DynamicTree}
+
+
 def read_tree(value: object) -> object:
     """The short forms of a tree, as files, variables and flags hold them, in their long form.
 
     Raises:
-        ValueError: It is none of them; the message goes on from "must".
+        ValueError: It is none of them, or its settings do not hold; the message goes on from "must".
     """
     tree = _parsed(value) if isinstance(value, str) else value
     match tree:
-        case None | Tree() | {"shape": "static" | "sequoia" | "dynamic"}:
+        case None | Tree():
             return tree
         case "sequoia" | "dynamic":
             return {"shape": tree}
         case bool():
             pass
         case int():
-            return {"shape": "static", "widths": [tree]}
+            return _checked({"shape": "static", "widths": [tree]})
         case list() | tuple():
-            return {"shape": "static", "widths": tree}
+            return _checked({"shape": "static", "widths": tree})
+        case Mapping() if str(tree.get("shape")) in KINDS:
+            return _checked(tree)
     raise ValueError(
-        "be widths such as 3,2,1,1, or sequoia, dynamic, or a mapping whose shape is one of these"
+        "be widths such as 3,2,1,1, or sequoia, dynamic, or a mapping with the shape static, sequoia or "
+        "dynamic"
     )
+
+
+def _checked(tree: Mapping[object, object]) -> Mapping[object, object]:
+    """A tree in its long form; refuses in one sentence what pydantic would in several of its own."""
+    shape = str(tree["shape"])
+    known = [name for name in KINDS[shape].model_fields if name != "shape"]
+    unknown = [str(key) for key in tree if key not in ("shape", *known)]
+    if unknown:
+        raise ValueError(f"not have {', '.join(unknown)}: a {shape} tree has shape, {', '.join(known)}")
+    for name in known:
+        if name == "widths":
+            _check_widths(tree.get(name))
+        elif name in tree and not _is_size(tree[name]):
+            raise ValueError(f"have a whole number from 1 to {MAX_DRAFT_TOKENS} as {name}")
+    return tree
+
+
+def _check_widths(widths: object) -> None:
+    if not isinstance(widths, list | tuple) or not widths:
+        raise ValueError("have widths, the children of each node by depth, such as 3,2,1,1")
+    if not all(map(_is_size, widths)):
+        raise ValueError(f"have whole numbers from 1 to {MAX_DRAFT_TOKENS} as widths")
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_DRAFT_TOKENS
 
 
 def _parsed(text: str) -> object:

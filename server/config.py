@@ -39,7 +39,10 @@ class HttpConfig(Section):
         MAX_LOGPROBS, ge=0, le=MAX_LOGPROBS, description="Alternatives per token that a request may ask for."
     )
     shutdown_grace_seconds: int = Field(
-        30, ge=0, description="Time that running answers get to finish after SIGTERM or Ctrl+C."
+        30,
+        ge=0,
+        description="Time that running answers get to finish after SIGTERM or Ctrl+C; a second Ctrl+C ends "
+        "them at once.",
     )
     profiling: bool = Field(
         False, description="Let clients ask for traces of the engine's steps at /profile; they slow it down."

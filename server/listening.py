@@ -1,5 +1,6 @@
 """Socket and web server: from the address in the settings to an app that runs until a signal."""
 
+import asyncio
 import logging
 import signal
 import socket
@@ -49,8 +50,8 @@ def run_app(
 ) -> None:
     """Runs an ASGI app on a bound socket until SIGTERM or Ctrl+C, then returns.
 
-    No connection is taken any more from then on; requests that are running get the grace time to finish
-    and are cancelled after it.
+    No connection is taken any more from then on, so that a balancer moves on at once; requests that are
+    running get the grace time to finish and are cancelled after it, or by a second Ctrl+C.
 
     Args:
         app: The application.
@@ -60,6 +61,7 @@ def run_app(
 
     Raises:
         StartupError: The app did not start.
+        KeyboardInterrupt: A second Ctrl+C did not wait for running requests.
     """
     config = uvicorn.Config(
         app,
@@ -74,6 +76,8 @@ def run_app(
             server.run(sockets=[listener])
         except SystemExit as error:
             raise StartupError("the web application did not start; the log says why") from error
+    if server.force_exit:
+        raise KeyboardInterrupt
 
 
 class _Server(uvicorn.Server):
@@ -93,6 +97,17 @@ class _Server(uvicorn.Server):
         self._on_stop()
         log.info("stopping: running requests have %s s to finish", self.config.timeout_graceful_shutdown)
         await super().shutdown(sockets)
+        if self.force_exit:
+            await self._cut_off()
+
+    async def _cut_off(self) -> None:
+        """Ends what uvicorn leaves to the event loop's own end, which would tell of each task at length."""
+        running = tuple(self.server_state.tasks)
+        log.warning("stopped by a second Ctrl+C: %d running requests are cut off", len(running))
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self.lifespan.shutdown()
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """One log format for everything that runs in the process, uvicorn included."""
 
+import asyncio
 import logging
 import logging.config
 from typing import Any
@@ -21,6 +22,14 @@ class ProbeFilter(logging.Filter):
         return True
 
 
+class CancellationFilter(logging.Filter):
+    """Keeps requests that were cut off at the server's end from showing as errors of the application."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is anything but the traceback of a cancellation."""
+        return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
+
+
 def configure_logging(level: str) -> None:
     """Sends all logs to stderr in one format.
 
@@ -35,13 +44,14 @@ def configure_logging(level: str) -> None:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"line": {"format": "%(asctime)s %(levelname)-7s %(name)s: %(message)s"}},
-        "filters": {"probes": {"()": ProbeFilter}},
+        "filters": {"probes": {"()": ProbeFilter}, "cancellations": {"()": CancellationFilter}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
         "root": {"level": libraries, "handlers": ["stderr"]},
         "loggers": {
             "engine": {"level": threshold},
             "server": {"level": threshold},
             "uvicorn": {"level": libraries, "handlers": [], "propagate": True},
+            "uvicorn.error": {"filters": ["cancellations"]},
             "uvicorn.access": {
                 "level": threshold,
                 "handlers": [],

@@ -56,15 +56,15 @@ class Option:
     required_by: str | None = None
 
     def locates(self, location: tuple[int | str, ...]) -> str | None:
-        """The place in the setting that a pydantic error is about, such as tree.static.widths[0], or None.
+        """The place in the setting that a pydantic error is about, such as extra_draft_models[0], or None.
 
-        A setting whose values can be listed has no inside.
+        A setting whose values can be listed has no inside, and the kind that a union took it for is no place.
         """
         for variant in self.variants or (None,):
             own = (*self.path, *(() if variant is None else (variant,)), self.name)
             inner = location[len(own) :]
             if location[: len(own)] == own and not (inner and self.values):
-                return self.name + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in inner)
+                return self.name + "".join(f"[{place}]" for place in inner if isinstance(place, int))
         return None
 
 

@@ -22,8 +22,11 @@ class Scopes:
         self._secret = secrets.token_bytes(32) if secret is None else secret
 
     def name(self, headers: Headers) -> str:
-        """The scope of a request with these headers; empty without credentials."""
-        credentials = [(header, headers.getlist(header)) for header in CREDENTIAL_HEADERS]
+        """The scope of a request with these headers; empty without credentials, which a blank header is."""
+        credentials = [
+            (header, [value for value in headers.getlist(header) if value.strip()])
+            for header in CREDENTIAL_HEADERS
+        ]
         if not any(values for _, values in credentials):
             return ""
         return blake2b(repr(credentials).encode(), key=self._secret, digest_size=16).hexdigest()

@@ -63,7 +63,7 @@ def test_what_can_be_asked_for(policy: AcceptancePolicy, legal: set[Acceptance])
     ("policy", "acceptance", "words"),
     [
         (LOOKUP, REJECTION, "rejection judges tokens that were drawn from a distribution; ngram draws none"),
-        (TREES, BLOCK, "block judges chains, but draft_model is set to draft trees"),
+        (TREES, BLOCK, "block judges chains, but the server's tree branches"),
         (DYNAMIC, REJECTION, "holds only for drafts of a fixed shape"),
         (CHAINS, TYPICAL, "allow_lossy"),
     ],

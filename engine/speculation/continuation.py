@@ -7,7 +7,7 @@ from itertools import count
 
 from engine.speculation.evidence import Rate, level_of, pays
 from engine.speculation.text_index import BORDER, Occurrence, token_behind
-from engine.token_tree import TokenTree
+from engine.token_tree import MAX_NODES, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,12 @@ class Room:
 
     Attributes:
         budget: Nodes at most.
+        max_depth: Levels at most.
         num_requests: How many share the step.
     """
 
     budget: int
+    max_depth: int = MAX_NODES
     num_requests: int = 1
 
 
@@ -118,7 +120,8 @@ def grow(
     number = count()
     node = _Candidate(1.0, 0, (), places)
     while len(tokens) < room.budget:
-        if not node.path or node.path[-1] not in ends:
+        is_last = len(node.path) == room.max_depth or (node.path and node.path[-1] in ends)
+        if not is_last:
             for child in _children(node, len(tokens), rates, rules):
                 heappush(waiting, (-child.probability, next(number), child))
         if not waiting or not pays(-waiting[0][0], expected, len(tokens), room.num_requests):

@@ -45,8 +45,8 @@ class SuffixSpeculator:
 
     @property
     def requirements(self) -> Requirements:
-        """Finished texts, if they are shared."""
-        return Requirements(text_store=self._store)
+        """Finished texts, if they are shared; and room for nodes beside each other in trees."""
+        return Requirements(text_store=self._store, branches=self._rules.is_tree)
 
     def propose(self, context: ProposalContext) -> list[TokenTree]:
         """See Speculator."""
@@ -68,9 +68,8 @@ class SuffixSpeculator:
             reader = self._readers[request.request_id] = _Reader(search, prompt)
         reader.read(request.token_ids[reader.num_read :])
         ends = ending_ids(request, self._eos_token_ids)
-        return grow(
-            reader.places, reader.rates, self._rules, Room(request.budget, request.num_requests), ends
-        )
+        room = Room(request.budget, request.max_depth, request.num_requests)
+        return grow(reader.places, reader.rates, self._rules, room, ends)
 
 
 @dataclass(frozen=True, slots=True)

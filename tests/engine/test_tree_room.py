@@ -70,6 +70,22 @@ def test_near_the_end_a_tree_loses_levels_and_keeps_its_siblings(
 
 
 @BOTH
+def test_a_lookup_keeps_its_siblings_at_two_tokens_room(wishes: SamplingParams) -> None:
+    """The first token makes a beginning whole that went on in two ways; the draft has room for one level."""
+    wishes = replace(wishes, max_tokens=3, logit_bias=((ord("z"), 100.0),))
+    prompt = tuple(b"1wxyzA2wxyzB3wxyzA4wxyzB5wxy")
+    llm = build_llm("suffix", target=target(), num_draft_tokens=8)
+    assert llm._core._drafting is not None
+    watching = llm._core._drafting._speculator = Watching(llm._core._drafting._speculator)
+    answer = run(llm, {"a": (prompt, wishes)})["a"]
+    assert essence(answer) == essence(plain_answer(wishes, prompt))
+    [(_, max_depth, tree)] = watching.seen
+    assert max_depth == 1
+    assert set(tree.tokens) == set(b"AB")
+    assert tree.parents == (0, 0)
+
+
+@BOTH
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 5])
 def test_short_answers(tree: str, max_tokens: int, wishes: SamplingParams) -> None:

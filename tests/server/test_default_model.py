@@ -8,10 +8,11 @@ from tests.server.commands import outrider_serve
 
 @pytest.mark.slow
 def test_the_default_model_answers_and_starts_again_without_the_network() -> None:
-    """The first start may have to download 100 MB; the second must find everything in the cache."""
-    with outrider_serve(start_seconds=900) as command:
+    """The first start may have to download 100 MB; the second must find everything in the cache,
+    which is the user's own, so that the next run downloads nothing."""
+    with outrider_serve(start_seconds=900, OUTRIDER_CACHE_DIR="") as command:
         answers = [ask(command.url)]
-    with outrider_serve("--offline", "--speculation", "none") as command:
+    with outrider_serve("--offline", "--speculation", "none", OUTRIDER_CACHE_DIR="") as command:
         answers.append(ask(command.url))
         assert "smollm2-135m-instruct" in command.log
     assert answers[0] == answers[1]

@@ -1,6 +1,7 @@
 """The real command, engine and client together: a tiny model served plainly and with a draft model."""
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -290,3 +291,9 @@ def test_a_model_that_is_not_there_ends_the_start_with_one_message(tmp_path: Pat
 def test_sigterm_ends_it_cleanly(models: Path) -> None:
     with outrider_serve("--model", str(models / "target"), *SMALL) as command:
         assert command.end() == 0
+
+
+def test_tiny_models_stay_out_of_the_users_cache(plain: Command) -> None:
+    """Their packed weights lie in the cache of this run."""
+    packed = Path(os.environ["OUTRIDER_CACHE_DIR"]) / "packed"
+    assert any(path.name.startswith("target-") for path in packed.iterdir())

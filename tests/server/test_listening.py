@@ -37,7 +37,10 @@ async def app(scope, receive, send):
 configure_logging("info")
 with bind("127.0.0.1", 0) as listener:
     print(listener.getsockname()[1], flush=True)
-    run_app(app, listener, int(sys.argv[1]), lambda: print("stopping", flush=True))
+    try:
+        run_app(app, listener, int(sys.argv[1]), lambda: print("stopping", flush=True))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
 print("closed", flush=True)
 """
 
@@ -93,10 +96,42 @@ def test_the_grace_time_has_an_end() -> None:
         start = time.monotonic()
         with pytest.raises(httpx.RemoteProtocolError):
             stream_while_stopping(process, f"{url}/60", signal.SIGTERM)
-        out, _ = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=10)
     assert 0.9 < time.monotonic() - start < 8
     assert process.returncode == 0
     assert out == "stopping\nclosed\n"
+    assert "Traceback" not in err
+
+
+def interrupt_twice(process: subprocess.Popen[str], url: str) -> None:
+    """Two interrupts during one streamed answer, and a new connection between them."""
+    assert process.stdout
+    with httpx.stream("GET", f"{url}/60", timeout=10) as response:
+        for _ in response.iter_raw():
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == "stopping\n"
+            time.sleep(0.3)
+            # Refused as soon as it stops, so that a balancer moves on.
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(url)
+            process.send_signal(signal.SIGINT)
+
+
+def test_a_second_interrupt_does_not_wait() -> None:
+    with running(grace_seconds=60) as (process, url):
+        start = time.monotonic()
+        with pytest.raises(httpx.RemoteProtocolError):
+            interrupt_twice(process, url)
+        out, err = process.communicate(timeout=10)
+    assert time.monotonic() - start < 8
+    assert out == "interrupted\nclosed\n"
+    assert "Traceback" not in err
+    assert [line for line in err.splitlines() if "WARNING" in line or "ERROR" in line] == [
+        line
+        for line in err.splitlines()
+        if "stopped by a second Ctrl+C: 1 running requests are cut off" in line
+    ]
+    assert "cut off" in err
 
 
 def test_an_app_that_does_not_start_is_a_startup_error() -> None:

@@ -84,8 +84,16 @@ def test_credentials_that_are_moved_between_headers_are_others() -> None:
             [(b"x-api-key", b"a")],
             [(b"authorization", b"a"), (b"x-api-key", b"b")],
             [(b"authorization", b"a"), (b"authorization", b"b")],
-            [(b"authorization", b"")],
             [],
         )
     }
-    assert len(names) == 7
+    assert len(names) == 6
+
+
+@pytest.mark.parametrize("header", [b"authorization", b"api-key", b"x-api-key"])
+@pytest.mark.parametrize("blank", [b"", b" ", b"\t "])
+def test_a_blank_header_is_none(header: bytes, blank: bytes) -> None:
+    scopes = Scopes()
+    assert scopes.name(Headers(raw=[(header, blank)])) == ""
+    key = [(b"authorization", b"Bearer sk-ann")]
+    assert scopes.name(Headers(raw=[*key, (header, blank)])) == scopes.name(Headers(raw=key))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from engine.sampling_params import SamplingParams
 from engine.speculation.base import DraftRequest, ProposalContext, Speculator
-from engine.token_tree import Proposal, TokenTree
+from engine.token_tree import MAX_NODES, Proposal, TokenTree
 
 EOS = 9
 
@@ -16,6 +16,7 @@ def request(
     num_prompt: int = 1,
     request_id: str = "a",
     params: SamplingParams | None = None,
+    max_depth: int = MAX_NODES,
 ) -> DraftRequest:
     return DraftRequest(
         request_id=request_id,
@@ -26,6 +27,7 @@ def request(
         block_table=(),
         params=params or SamplingParams(seed=0),
         budget=budget,
+        max_depth=max_depth,
     )
 
 
@@ -33,6 +35,7 @@ def propose_one(speculator: Speculator, asked: DraftRequest) -> TokenTree:
     [tree] = speculator.propose(ProposalContext((asked,)))
     assert tree.proposal is Proposal.DETERMINISTIC
     assert len(tree) <= asked.budget
+    assert max(tree.depths()) <= asked.max_depth
     return tree
 
 

@@ -84,6 +84,18 @@ def test_nodes_come_by_probability_so_that_a_smaller_budget_keeps_the_best() -> 
         assert draft(make(), tokens, budget) == whole.truncated(budget)
 
 
+def test_short_room_costs_levels_and_not_siblings() -> None:
+    tokens = after_each((1, 2, 3, 4), (70, 71))
+    speculator = make()
+    assert speculator.requirements.branches
+    assert not make(is_tree=False).requirements.branches
+    for max_depth in (1, 2):
+        asked = request(tokens, 12, num_prompt=len(tokens), max_depth=max_depth)
+        tree = propose_one(speculator, asked)
+        assert max(tree.depths()) == max_depth
+        assert {path[0] for path in paths(tree)} == {70, 71}
+
+
 def test_siblings_differ() -> None:
     rng = random.Random(1)
     for _ in range(30):

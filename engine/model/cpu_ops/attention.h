@@ -15,6 +15,10 @@
 #include <cstring>
 #include <vector>
 
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
+
 namespace {
 
 constexpr int64_t TILE = 64;        // Keys per softmax step; part of the result's definition.
@@ -31,6 +35,31 @@ inline Lanes load(const float* source) {
 }
 
 inline void store(float* target, Lanes lanes) { std::memcpy(target, &lanes, sizeof(lanes)); }
+
+// target[d * stride + i] = sources[i][d] for WIDTH values of i and of d.
+inline void transpose(const float* const* sources, float* target, int64_t stride) {
+#ifdef __AVX__
+  __m256 rows[WIDTH], pairs[WIDTH];
+  for (int64_t i = 0; i < WIDTH; ++i) rows[i] = _mm256_loadu_ps(sources[i]);
+  for (int64_t i = 0; i < WIDTH; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+  for (int64_t i = 0; i < WIDTH; i += 4) {
+    rows[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    rows[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xEE);
+    rows[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    rows[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xEE);
+  }
+  for (int64_t d = 0; d < WIDTH / 2; ++d) {
+    _mm256_storeu_ps(target + d * stride, _mm256_permute2f128_ps(rows[d], rows[d + 4], 0x20));
+    _mm256_storeu_ps(target + (d + 4) * stride, _mm256_permute2f128_ps(rows[d], rows[d + 4], 0x31));
+  }
+#else
+  for (int64_t d = 0; d < WIDTH; ++d)
+    for (int64_t i = 0; i < WIDTH; ++i) target[d * stride + i] = sources[i][d];
+#endif
+}
 
 inline float add_lanes(Lanes x) { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
 
@@ -213,8 +242,13 @@ class Worker {
       const float* keys[WIDTH];
       for (int64_t i = 0; i < WIDTH; ++i)  // Behind the end any key will do: its scores are not used.
         keys[i] = keys_ + (slots[std::min(begin + i, length - 1)] * shape_.num_kv_heads + kv_head) * key_dim;
-      for (int64_t d = 0; d < key_dim; ++d)
-        for (int64_t i = 0; i < WIDTH; ++i) tile_keys_[d * TILE + begin + i] = keys[i][d];
+      int64_t d = 0;
+      for (; d + WIDTH <= key_dim; d += WIDTH) {
+        transpose(keys, tile_keys_.data() + d * TILE + begin, TILE);
+        for (const float*& key : keys) key += WIDTH;
+      }
+      for (; d < key_dim; ++d)
+        for (int64_t i = 0; i < WIDTH; ++i) tile_keys_[d * TILE + begin + i] = *keys[i]++;
     }
   }
 
