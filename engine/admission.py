@@ -8,6 +8,7 @@ from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
 from engine.core.request import Request
 from engine.core.stopping import StopRules
 from engine.errors import ContextTooLong, InvalidRequest
+from engine.grammar import GrammarCompiler
 from engine.sampling_params import SEED_MAX, SamplingParams
 
 
@@ -20,6 +21,7 @@ class EngineLimits:
         vocab_size: Token ids are below it.
         eos_token_ids: Ids that end the model's turn.
         max_num_queued: Requests that may wait.
+        grammars: Which formats it may ask for; any thread may compile one ahead of a request.
         acceptance: Which acceptance rules it may ask for.
     """
 
@@ -27,6 +29,7 @@ class EngineLimits:
     vocab_size: int
     eos_token_ids: frozenset[int]
     max_num_queued: int
+    grammars: GrammarCompiler
     acceptance: AcceptancePolicy = ANY_LOSSLESS
 
 
@@ -66,7 +69,8 @@ def admit(
             eos_token_ids=limits.eos_token_ids,
             stop_token_ids=frozenset(params.stop_token_ids),
             ignore_eos=params.ignore_eos,
-            min_tokens=params.min_tokens,
+            # Where a format leaves nothing else to say, min_tokens yields in the sampler: what stops, stops.
+            min_tokens=params.min_tokens if params.constraint is None else 0,
             max_tokens=room if params.max_tokens is None else params.max_tokens,
         ),
     )

@@ -15,6 +15,7 @@ from functools import partial
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
 from engine.engine_core import EngineCore
 from engine.errors import EngineDead, EngineError, InvalidRequest, RequestFailed
+from engine.grammar import Matcher
 from engine.outputs import RequestOutput, StepPart
 from engine.profiler import Tracer
 from engine.sampling_params import SamplingParams
@@ -30,6 +31,7 @@ class _Add:
     request_id: str
     prompt_token_ids: Sequence[int]
     params: SamplingParams
+    matcher: Matcher | None
     inbox: "_Inbox"
 
 
@@ -109,10 +111,13 @@ class AsyncEngine:
     ) -> AsyncIterator[RequestOutput]:
         """See EngineClient."""
         inbox = _Inbox()
+        matcher = None
+        if params.constraint is not None:
+            matcher = await asyncio.to_thread(self._core.limits.grammars.compile, params.constraint)
         with self._death_lock:
             if self._dead:
                 raise EngineDead(self._dead)
-            self._commands.put(_Add(request_id, prompt_token_ids, params, inbox))
+            self._commands.put(_Add(request_id, prompt_token_ids, params, matcher, inbox))
         is_open = True
         try:
             while is_open:
@@ -159,9 +164,11 @@ class AsyncEngine:
         first = map(tokenizer.leading_bytes, token_ids[:1])
         return await asyncio.to_thread(lambda: [*first, *map(tokenizer.token_bytes, token_ids[1:])])
 
-    async def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
+    async def apply_chat_template(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage] = ()
+    ) -> list[int]:
         """See EngineClient."""
-        return await asyncio.to_thread(self._require_tokenizer().apply_chat_template, messages)
+        return await asyncio.to_thread(self._require_tokenizer().apply_chat_template, messages, tools)
 
     def _require_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
@@ -213,7 +220,9 @@ class AsyncEngine:
             return
         self._inboxes[command.request_id] = command.inbox
         try:
-            self._core.add_request(command.request_id, command.prompt_token_ids, command.params)
+            self._core.add_request(
+                command.request_id, command.prompt_token_ids, command.params, command.matcher
+            )
         except EngineError as error:
             self._deliver({command.request_id: error})
         except Exception:

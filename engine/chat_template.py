@@ -10,7 +10,7 @@ from engine.errors import InvalidRequest, StartupError
 _INSTRUCTIONS = frozenset({"system", "developer"})
 _EVERY_TEMPLATE_TAKES = frozenset({"user", "assistant"})
 
-Message = dict[str, object]
+Message = Mapping[str, object]
 
 
 class ChatTemplate:
@@ -24,19 +24,28 @@ class ChatTemplate:
         tokenizer: Renders the template and supplies the special tokens it names.
         source: The template.
 
+    Attributes:
+        source: See above.
+
     Raises:
         StartupError: The template does not parse.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
         self._tokenizer = tokenizer
-        self._source = source
+        self.source = source
         # Many templates print any role they are given; a model that was trained for one is another matter.
         self._names_developer = "developer" in source
         self._takes_system = self._takes("system")
 
-    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
+    ) -> str:
         """The conversation as text, ending where the assistant is to speak.
+
+        Args:
+            messages: What was said.
+            tools: Functions that the assistant may call; the template must know of them.
 
         Raises:
             InvalidRequest: The template refuses the messages, or would leave one of them out.
@@ -44,21 +53,21 @@ class ChatTemplate:
         chat = [_plain(message, index) for index, message in enumerate(messages)]
         roles = {message["role"] for message in chat}
         if roles <= _EVERY_TEMPLATE_TAKES:
-            return self._run(chat)
+            return self._run(chat, tools)
         if not self._names_developer:
             chat = [_as_system(message) for message in chat]
         if "developer" not in roles or not self._names_developer:
-            return self._render_whole(chat)
+            return self._render_whole(chat, tools)
         try:
-            return self._render_whole(chat)
+            return self._render_whole(chat, tools)
         except InvalidRequest:
-            return self._render_whole([_as_system(message) for message in chat])
+            return self._render_whole([_as_system(message) for message in chat], tools)
 
-    def _render_whole(self, chat: Sequence[Message]) -> str:
+    def _render_whole(self, chat: Sequence[Message], tools: Sequence[Message]) -> str:
         """Renders, and refuses where the template would not show every message."""
         try:
-            text = self._run(chat)
-            lost = self._lost_roles(chat)
+            text = self._run(chat, tools)
+            lost = self._lost_roles(chat, tools)
         except InvalidRequest as error:
             if self._takes_system or not _has_instruction(chat):
                 raise
@@ -73,7 +82,7 @@ class ChatTemplate:
             )
         return text
 
-    def _lost_roles(self, chat: Sequence[Message]) -> frozenset[str]:
+    def _lost_roles(self, chat: Sequence[Message], tools: Sequence[Message] = ()) -> frozenset[str]:
         """Roles of messages that the template does not show.
 
         Each content is replaced by a mark of its own, since a real one may occur elsewhere too. An
@@ -85,7 +94,8 @@ class ChatTemplate:
             if message["role"] != "assistant"
         }
         text = self._run(
-            [{**message, "content": marks.get(i, message["content"])} for i, message in enumerate(chat)]
+            [{**message, "content": marks.get(i, message["content"])} for i, message in enumerate(chat)],
+            tools,
         )
         return frozenset(str(chat[index]["role"]) for index, mark in marks.items() if mark not in text)
 
@@ -97,10 +107,15 @@ class ChatTemplate:
         except InvalidRequest:
             return False
 
-    def _run(self, chat: Sequence[Message]) -> str:
+    def _run(self, chat: Sequence[Message], tools: Sequence[Message]) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                list(chat), chat_template=self._source, tokenize=False, add_generation_prompt=True
+                list(chat),
+                # Templates ask whether there are any by whether it is null.
+                tools=list(tools) or None,
+                chat_template=self.source,
+                tokenize=False,
+                add_generation_prompt=True,
             )
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(

@@ -26,6 +26,7 @@ class ModelInfo:
         method: The speculation method's name, "none" without one.
         max_draft_tokens: Draft nodes per step that the server was set to; 0 without speculation.
         has_chat_template: Whether chat requests can be served.
+        chat_template: Its source; empty without one.
         acceptance: Which acceptance rules requests may ask for.
         weights: Type of the model's weights: float32, float16, bfloat16 or int8.
         takes_predictions: Whether drafts are made from the predictions that requests bring.
@@ -39,6 +40,7 @@ class ModelInfo:
     max_draft_tokens: int
     has_chat_template: bool
     weights: str
+    chat_template: str = ""
     acceptance: AcceptancePolicy = ANY_LOSSLESS
     takes_predictions: bool = True
     probed_acceptance: float | None = None
@@ -90,8 +92,14 @@ class EngineClient(Protocol):
     async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
         """What each token adds to the text they make together; it may be a part of a character."""
 
-    async def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
+    async def apply_chat_template(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage] = ()
+    ) -> list[int]:
         """Token ids of a conversation, ending where the assistant is to speak.
+
+        Args:
+            messages: What was said.
+            tools: Functions that the assistant may call, for templates that know of such things.
 
         Raises:
             InvalidRequest: The model has no chat template, or its template refuses the messages.

@@ -92,18 +92,16 @@ class SchedulerConfig(Section):
         return self
 
 
-PREDICTIONS = Field(
-    True,
-    description="Draft from the predictions that requests bring (Predicted Outputs), whatever else drafts; "
-    "off refuses them.",
-)
+class PredictingSection(Section):
+    """What all methods have in common, also the one that drafts nothing itself."""
+
+    predictions: bool = Field(True, description="Draft first from requests' predictions; off refuses them.")
 
 
-class NoSpeculation(Section):
+class NoSpeculation(PredictingSection):
     """Plain decoding."""
 
     method: Literal["none"] = "none"
-    predictions: bool = PREDICTIONS
 
     @property
     def num_draft_tokens(self) -> int:
@@ -116,11 +114,10 @@ class NoSpeculation(Section):
         return ANY_LOSSLESS
 
 
-class DraftingSection(Section):
+class DraftingSection(PredictingSection):
     """What all methods that draft have in common."""
 
     method: str
-    predictions: bool = PREDICTIONS
     acceptance: AcceptanceName = Field(
         "match",
         description="Rule for requests that name none; rejection and block need a method that can draw its "
@@ -232,7 +229,6 @@ class DraftModelSpeculation(DraftingSection):
     sibling_sampling: SiblingSampling = Field(
         "without_replacement", description="How a tree's siblings are drawn under rejection."
     )
-
     probe: bool = Field(
         True, description="Draft a few tokens at start, and warn if the target accepts hardly any."
     )

@@ -21,12 +21,19 @@ class Detokenizer:
         tokenizer: The model's.
         prompt_token_ids: What the answer continues; only its last few tokens matter.
         skip_special_tokens: Leave special tokens out of the text.
+        shown_token_ids: Those that are shown all the same.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        shown_token_ids: Sequence[int] = (),
     ) -> None:
-        self._hidden: Set[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
+        hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._hidden: Set[int] = hidden.difference(shown_token_ids)
         before = _last_visible(prompt_token_ids, self._hidden)
         self._stream: _ByteStream | _ContextStream = (
             _ByteStream(tokenizer, before) if tokenizer.is_bytewise else _ContextStream(tokenizer, before)

@@ -8,7 +8,7 @@ from engine.core.scheduler import Scheduler
 from engine.speculation.base import DraftRequest, ProposalContext, Speculator
 from engine.speculation.planner import Planner
 from engine.speculation.prediction import PredictionSpeculator
-from engine.token_tree import EMPTY_TREE, TokenTree
+from engine.token_tree import EMPTY_TREE, MAX_NODES, TokenTree
 
 logger = logging.getLogger(__name__)
 
@@ -55,21 +55,30 @@ class Drafting:
             outgrown = self._planner.has_outgrown(request)
             if outgrown:
                 num_outgrown += self._note_outgrown(request)
+            if not request.params.speculation.prediction and self._draft_forced(request, scheduler):
+                continue
             draft_request = self._ask(request, scheduler, outgrown=outgrown)
             if draft_request is not None:
                 wanted.append((request, draft_request))
         if not wanted:
             return num_outgrown
-        context = ProposalContext(tuple(draft_request for _, draft_request in wanted))
+        trees = self._trees(ProposalContext(tuple(draft_request for _, draft_request in wanted)))
+        for (request, _), tree in zip(wanted, trees, strict=True):
+            if request.matcher is not None and not tree.proposal.is_drawn:
+                tree = request.matcher.pruned(tree)
+            request.draft = tree
+            if not tree and request.params.speculation.prediction:
+                self._draft_forced(request, scheduler)
+        return num_outgrown
+
+    def _trees(self, context: ProposalContext) -> list[TokenTree]:
         try:
             trees = self._speculator.propose(context)
             self._check(context.requests, trees)
         except Exception:
             logger.exception("drafting with %s failed; this step goes on without drafts", self.method)
-            trees = [EMPTY_TREE] * len(wanted)
-        for (request, _), tree in zip(wanted, trees, strict=True):
-            request.draft = tree
-        return num_outgrown
+            return [EMPTY_TREE] * len(context.requests)
+        return trees
 
     def num_found(self, request: Request) -> int:
         """How many tokens of its own prediction the request's answer has so far."""
@@ -95,6 +104,20 @@ class Drafting:
             store.add(request.params.cache_scope, request.token_ids, request.num_prompt_tokens)
         self.release(request)
         self._outgrown.discard(request.request_id)
+
+    def _draft_forced(self, request: Request, scheduler: Scheduler) -> bool:
+        """Drafts what the request's grammar leaves no choice about; whether there is such a thing.
+
+        It costs nothing to find and nearly always stands, so the speculator's opinion is not asked.
+        """
+        if request.matcher is None or request.num_uncomputed_tokens > 1:
+            return False
+        wanted = min(
+            self._planner.max_depth(request), request.params.speculation.num_draft_tokens or MAX_NODES
+        )
+        forced = request.matcher.forced_tokens()[:wanted]
+        request.draft = TokenTree.chain(forced[: scheduler.grant_lookahead(request, len(forced))])
+        return len(request.draft) > 0
 
     def _ask(self, request: Request, scheduler: Scheduler, *, outgrown: bool) -> DraftRequest | None:
         """What to ask for one request; None if there is nothing to gain.
@@ -122,6 +145,7 @@ class Drafting:
             params=request.params,
             budget=budget,
             max_depth=self._planner.max_depth(request),
+            matcher=request.matcher,
             num_requests=len(scheduler.running),
             prediction_budget=predicted,
         )

@@ -1,5 +1,6 @@
 """EngineCore: add, abort, step. No thread, no asyncio, no HTTP."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,6 +13,7 @@ from engine.core.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from engine.core.stopping import apply_stop_rules
 from engine.drafting import Drafting
 from engine.errors import InvalidRequest, Overloaded
+from engine.grammar import Matcher
 from engine.model.input_batch import SequenceSlice
 from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
@@ -22,6 +24,8 @@ from engine.sampling.sampler import SampledRun, Sampler, SamplingTask
 from engine.sampling_params import SamplingParams
 from engine.step_recorder import RequestRecord, StepRecorder
 from engine.step_timer import StepTimer
+
+logger = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -67,8 +71,14 @@ class EngineCore:
         """Whether a step would compute anything."""
         return self.scheduler.has_work
 
-    def add_request(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Queues a request.
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        matcher: Matcher | None = None,
+    ) -> None:
+        """Queues a request; `matcher` is its constraint, if somebody compiled it already.
 
         Raises:
             InvalidRequest: It cannot be served as it stands.
@@ -79,6 +89,8 @@ class EngineCore:
         if len(self.scheduler.waiting) >= self.limits.max_num_queued:
             raise Overloaded(f"{len(self.scheduler.waiting)} requests are waiting already; try again later")
         request = admit(request_id, prompt_token_ids, params, self.limits)
+        if params.constraint is not None:
+            request.matcher = matcher or self.limits.grammars.compile(params.constraint)
         self._outputs.add(request_id, request.params, prompt_token_ids)
         self._requests[request_id] = request
         speculation = request.params.speculation
@@ -196,7 +208,12 @@ class EngineCore:
     def _task(self, item: ScheduledRequest) -> SamplingTask:
         request = item.request
         return SamplingTask(
-            request.params, request.token_ids, request.num_prompt_tokens, item.tree, self.limits.eos_token_ids
+            request.params,
+            request.token_ids,
+            request.num_prompt_tokens,
+            item.tree,
+            self.limits.eos_token_ids,
+            request.matcher,
         )
 
     def _commit(self, item: ScheduledRequest, sampled: SampledRun | None) -> RequestOutput | None:
@@ -210,9 +227,12 @@ class EngineCore:
         stop = apply_stop_rules(sampled.token_ids, request.num_output_tokens, request.stop_rules)
         processed = self._outputs.process(request.request_id, sampled.token_ids, stop)
         run = sampled.token_ids[: processed.num_kept]
+        if request.matcher is not None and not request.matcher.advance(run):
+            logger.error("request %s: its grammar and its other options leave no token", request.request_id)
+            return self.abort(request.request_id, FinishReason.ERROR)
         accepted = sampled.accepted_nodes[: len(run)]
         self.timer.enter(StepPart.COMMIT)
-        self._move_accepted(item, accepted)
+        self._runner.cache.move(*self.scheduler.kv.moves(request, accepted))
         self.scheduler.update(item, run, len(accepted))
         record = self._records[request.request_id]
         is_first = record.num_steps == 0
@@ -236,16 +256,6 @@ class EngineCore:
         if processed.finish_reason is not None:
             self._retire(request, processed.finish_reason)
         return output
-
-    def _move_accepted(self, item: ScheduledRequest, accepted: Sequence[int]) -> None:
-        """Puts the keys and values of accepted nodes where their tokens now belong."""
-        request, kv = item.request, self.scheduler.kv
-        moved = [
-            (kv.slot(request, request.num_tokens - 1 + node), kv.slot(request, request.num_tokens + index))
-            for index, node in enumerate(accepted)
-            if node != index + 1
-        ]
-        self._runner.cache.move([source for source, _ in moved], [target for _, target in moved])
 
     def _prompt_logprobs_of(self, request: Request) -> tuple[TokenLogprob | None, ...] | None:
         if not request.needs_every_row:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from engine.admission import EngineLimits
 from engine.client import ModelInfo
@@ -11,6 +12,7 @@ from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import Scheduler
 from engine.drafting import Drafting
 from engine.engine_core import EngineCore
+from engine.grammar import GrammarCompiler, GrammarVocabulary
 from engine.model.attention.choice import choose_backend
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loaded_model import LoadedModel
@@ -111,7 +113,11 @@ class _Parts:
         )
         drafting = _drafting(config, target, self.speculator)
         return EngineCore(
-            self.runner, scheduler, OutputProcessor(self.tokenizer), _limits(config, target), drafting
+            self.runner,
+            scheduler,
+            OutputProcessor(self.tokenizer),
+            _limits(config, target, self.tokenizer),
+            drafting,
         )
 
 
@@ -163,14 +169,37 @@ def _log_speculation(config: EngineConfig, drafts: Sequence[LoadedModel], *, is_
         )
 
 
-def _limits(config: EngineConfig, target: LoadedModel) -> EngineLimits:
+def _limits(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer | None) -> EngineLimits:
     return EngineLimits(
         target.max_model_len,
         target.vocab_size,
         target.eos_token_ids,
         config.scheduler.max_num_queued,
+        _grammars(target, tokenizer),
         config.speculation.policy,
     )
+
+
+def _grammars(target: LoadedModel, tokenizer: Tokenizer | None) -> GrammarCompiler:
+    size = target.vocab_size
+    eos_token_ids = frozenset(token for token in target.eos_token_ids if token < size)
+
+    def read_vocabulary() -> GrammarVocabulary:
+        assert tokenizer is not None, "without one nothing is compiled"
+        return GrammarVocabulary(
+            tokens=tuple(map(tokenizer.token_bytes, range(size))),
+            special_token_ids=frozenset(
+                token for token in tokenizer.special_ids if token < target.vocab_size
+            ),
+            eos_token_ids=eos_token_ids,
+            encode=partial(tokenizer.encode, add_special_tokens=False),
+        )
+
+    if tokenizer is None or not tokenizer.is_bytewise:
+        return GrammarCompiler("a format needs a tokenizer whose texts are its tokens' bytes strung together")
+    if not eos_token_ids:
+        return GrammarCompiler("a format has an end, and this model has no end-of-text token to say so")
+    return GrammarCompiler(read_vocabulary)
 
 
 def _drafting(config: EngineConfig, target: LoadedModel, method: Speculator | None) -> Drafting | None:
@@ -195,6 +224,7 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         method=config.speculation.method,
         max_draft_tokens=max_draft_nodes(config.speculation),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+        chat_template="" if tokenizer is None else tokenizer.chat_template,
         acceptance=config.speculation.policy,
         weights=target.weights,
         takes_predictions=config.speculation.predictions,

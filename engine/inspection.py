@@ -11,7 +11,7 @@ import torch
 
 from engine.admission import admit
 from engine.core.kv_cache_manager import PrefixMatch
-from engine.errors import Overloaded
+from engine.errors import InvalidRequest, Overloaded
 from engine.factory import Engine
 from engine.model.input_batch import SequenceSlice
 from engine.sampling.logits import process_logits
@@ -94,7 +94,10 @@ class Inspector:
         ]
 
     def _group(self, prompt: Sequence[int], history: Sequence[int], params: SamplingParams) -> RowGroup:
-        return RowGroup(params, [*prompt, *history], len(prompt), self._limits.eos_token_ids)
+        matcher = None if params.constraint is None else self._limits.grammars.compile(params.constraint)
+        if matcher is not None and not matcher.advance(history):
+            raise InvalidRequest(f"the answer's format does not allow its beginning {list(history)}")
+        return RowGroup(params, [*prompt, *history], len(prompt), self._limits.eos_token_ids, matcher=matcher)
 
     def _rows(self, prompt: Sequence[int], histories: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """Per history the target's logits behind it; the prompt is read once."""

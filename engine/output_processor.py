@@ -99,7 +99,10 @@ class _Answer:
     ) -> None:
         self._params = params
         self._detokenizer = tokenizer and Detokenizer(
-            tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+            tokenizer,
+            prompt_token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            shown_token_ids=params.shown_token_ids,
         )
         self._matcher = StopStringMatcher(params.stop, include_stop=params.include_stop_str_in_output)
         self._num_tokens = 0

@@ -57,6 +57,34 @@ class SpeculationParams:
             _check_range("speculation.num_draft_tokens", self.num_draft_tokens, 1, MAX_DRAFT_TOKENS)
 
 
+class ConstraintKind(StrEnum):
+    """What a constraint is written in.
+
+    JSON: a JSON schema. REGEX: a regular expression for the whole answer. CHOICE: a JSON list of strings, one
+    of which is the answer. GRAMMAR: a context-free grammar, Lark's or GBNF.
+    """
+
+    JSON = "json"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A format that the whole answer must have.
+
+    Attributes:
+        kind: What it is written in.
+        source: The text of it.
+        param: The request field it comes from, for errors.
+    """
+
+    kind: ConstraintKind
+    source: str
+    param: str = "structured_outputs"
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Everything about a request but its prompt.
@@ -79,7 +107,9 @@ class SamplingParams:
         logprobs: Alternatives to report per token, 0 for the chosen one alone; None is off.
         prompt_logprobs: The same for the prompt's tokens.
         skip_special_tokens: Leave special tokens out of the text.
+        shown_token_ids: Special tokens that the text shows all the same.
         include_stop_str_in_output: Keep the stop string that ended the answer.
+        constraint: The format that the answer must have; None leaves it free.
         speculation: This request's say in its speculation.
         cache_scope: Whose request this is, opaque: what the engine keeps of its text to draft from serves
             later requests of the same scope and no others.
@@ -103,7 +133,9 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    shown_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
+    constraint: Constraint | None = None
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     cache_scope: str = ""
 
@@ -130,6 +162,11 @@ class SamplingParams:
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None:
                 _check_range(name, count, 0, MAX_LOGPROBS)
+        if self.constraint is not None and self.ignore_eos:
+            raise InvalidRequest(
+                f"ignore_eos cannot be had with {self.constraint.param}: the answer ends with its format",
+                "ignore_eos",
+            )
 
     @property
     def is_greedy(self) -> bool:

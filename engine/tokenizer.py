@@ -99,8 +99,15 @@ class Tokenizer:
         parts = [self.leading_bytes(visible[0]), *map(self.token_bytes, visible[1:])]
         return b"".join(parts).decode("utf-8", "replace")
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
-        """Token ids of a conversation, ending where the assistant is to speak.
+    @property
+    def chat_template(self) -> str:
+        """The source of the model's chat template; empty without one."""
+        return self._chat_template.source if self._chat_template else ""
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
+    ) -> list[int]:
+        """Token ids of a conversation, ending where the assistant is to speak; see EngineClient.
 
         Raises:
             InvalidRequest: There is no template, or it refuses or would leave out some of the messages.
@@ -112,7 +119,7 @@ class Tokenizer:
                 "messages",
             )
         # The template writes the special tokens itself.
-        return self._encode(self._chat_template.render(messages), False, "messages")
+        return self._encode(self._chat_template.render(messages, tools), False, "messages")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to a text it does not begin; empty for ids outside the vocabulary."""

@@ -34,6 +34,8 @@ from server.services.chat import ChatService
 from server.services.completion import CompletionService
 from server.services.limits import Limits
 from server.services.models import ModelService
+from server.tools.formats import ToolParserName
+from server.tools.plan import ToolPlanner
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class AppSettings:
         max_logprobs: Alternatives per token that a request may ask for.
         max_choices: Answers that one request may ask for: prompts times n.
         profiling: Whether clients may ask for traces of steps.
+        tool_parser: How the model writes calls of functions; None reads it off its chat template.
     """
 
     served_model_name: str | None = None
@@ -55,6 +58,7 @@ class AppSettings:
     max_logprobs: int = MAX_LOGPROBS
     max_choices: int = 1024
     profiling: bool = False
+    tool_parser: ToolParserName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
     routers = [
         generation_router(
             CompletionService(engine, models, limits),
-            ChatService(engine, models, limits),
+            ChatService(engine, models, limits, ToolPlanner(engine, settings.tool_parser)),
             admission,
             Scopes(),
         ),

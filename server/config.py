@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from engine.config import EngineConfig, Section
 from engine.sampling_params import MAX_LOGPROBS
 from server.options import ENV_PREFIX, Option, derive_options, flag_of, variable_of
+from server.tools.formats import ToolParserName
 
 CONFIG_VARIABLE = variable_of("config")
 
@@ -43,6 +44,9 @@ class HttpConfig(Section):
         ge=0,
         description="Time that running answers get to finish after SIGTERM or Ctrl+C; a second Ctrl+C ends "
         "them at once.",
+    )
+    tool_parser: ToolParserName | None = Field(
+        None, description="How the model writes calls of functions; default: as its chat template does."
     )
     profiling: bool = Field(
         False, description="Let clients ask for traces of the engine's steps at /profile; they slow it down."

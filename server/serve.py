@@ -46,6 +46,7 @@ def serve(loaded: LoadedConfig) -> None:
             max_logprobs=http.max_logprobs,
             max_choices=http.max_choices,
             profiling=http.profiling,
+            tool_parser=http.tool_parser,
         )
         app = create_app(engine, settings, metrics)
 

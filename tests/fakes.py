@@ -48,10 +48,12 @@ class FakeEngine:
         admission_error: Raised by every generate() before its first output.
         error_after: After this many outputs a request raises `error`.
         ending: Finish reason of complete answers.
+        chat_template: The template's source, from which the server learns how calls are written.
         template_error: Raised by apply_chat_template().
         trace_error: Raised by trace().
         requests: What came in, in order.
         num_cached_tokens: What a prompt's first choice finds in the cache; each later one finds one more.
+        conversations, tools: What apply_chat_template() got, in order.
         aborted: Ids of requests that were left before their end, in order.
         active: Ids of requests between generate() and their end, waiting ones included.
     """
@@ -68,6 +70,7 @@ class FakeEngine:
     error_after: int | None = None
     error: Exception = field(default_factory=lambda: EngineDead("the engine loop has ended"))
     ending: FinishReason = FinishReason.STOP
+    chat_template: str = ""
     template_error: Exception | None = None
     trace_error: EngineError | None = None
     acceptance: AcceptancePolicy = ANY_LOSSLESS
@@ -77,6 +80,7 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     active: set[str] = field(default_factory=set)
     conversations: list[list[ChatMessage]] = field(default_factory=list)
+    tools: list[list[ChatMessage]] = field(default_factory=list)
     listeners: list[StatsListener] = field(default_factory=list)
     running: int = 0
 
@@ -89,6 +93,7 @@ class FakeEngine:
             method="ngram",
             max_draft_tokens=self.drafted_per_step,
             has_chat_template=True,
+            chat_template=self.chat_template,
             weights="int8",
             acceptance=self.acceptance,
             takes_predictions=self.takes_predictions,
@@ -194,8 +199,11 @@ class FakeEngine:
     async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
         return [token_bytes(token) for token in token_ids]
 
-    async def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
+    async def apply_chat_template(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage] = ()
+    ) -> list[int]:
         self.conversations.append(list(messages))
+        self.tools.append(list(tools))
         if self.template_error is not None:
             raise self.template_error
         text = "".join(f"{message['role']}:{message['content']}\n" for message in messages)

@@ -19,7 +19,7 @@ ENGINE_LAYERS = (
     ("errors",),
     ("sampling_params", "chat_template"),
     ("token_tree", "tree_config"),
-    ("acceptance",),
+    ("acceptance", "grammar"),
     ("config", "outputs", "catalog"),
     ("client",),
     ("core", "model", "sampling"),

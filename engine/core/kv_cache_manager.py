@@ -68,6 +68,14 @@ class KVCacheManager:
         block = self._tables[request.request_id].blocks[index // self.block_size]
         return block * self.block_size + index % self.block_size
 
+    def moves(self, request: Request, accepted: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Where the keys and values of accepted nodes lie, and the slots in which their tokens belong."""
+        moved = [(node, index) for index, node in enumerate(accepted) if node != index + 1]
+        return (
+            [self.slot(request, request.num_tokens - 1 + node) for node, _ in moved],
+            [self.slot(request, request.num_tokens + index) for _, index in moved],
+        )
+
     def num_looked_up(self, request: Request) -> int:
         """Tokens that `match_prefix` compares; none where the request may not use the prefix cache."""
         return request.num_tokens if self._prefix_caching and not request.needs_every_row else 0

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from engine.core.stopping import StopRules
+from engine.grammar import Matcher
 from engine.sampling_params import SamplingParams
 from engine.token_tree import EMPTY_TREE, TokenTree
 
@@ -34,6 +35,7 @@ class Request:
             they may be more than the prompt.
         num_draft_cached_tokens: Those among them that the speculator's cache holds too.
         draft: The tree to be verified in the next step.
+        matcher: Follows the answer through the grammar that it must obey; None where there is none.
         status: Where it stands.
         prefix_keys: Digests of its full blocks' contents, as far as they were needed.
     """
@@ -47,6 +49,7 @@ class Request:
     num_cached_tokens: int = 0
     num_draft_cached_tokens: int = 0
     draft: TokenTree = field(default=EMPTY_TREE)
+    matcher: Matcher | None = None
     status: RequestStatus = RequestStatus.WAITING
     prefix_keys: list[bytes] = field(default_factory=list)
 

@@ -7,7 +7,7 @@ is fixed:
    (Keskar et al. 2019, Hugging Face's form)
 2. frequency_penalty and presence_penalty, over the output (OpenAI's)
 3. logit_bias
-4. min_tokens: no EOS or stop id before that many tokens
+4. the grammar's mask, and min_tokens: no EOS or stop id before that many tokens
    -- temperature 0 stops here: the highest logit is taken, the lowest id among equals --
 5. temperature
 6. top_k: the k highest logits; all that equal the k-th stay
@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import torch
 
+from engine.sampling.masking import mask_rows
 from engine.sampling.metadata import RowGroup
 
 # Elements of [rows, vocab_size] worked on at once where temporaries are needed: 16 MiB as float64.
@@ -85,7 +86,7 @@ def process_logits(
         rows = logits[begin : begin + len(group)]
         _penalise(rows, group)
         _bias(rows, group)
-        _ban(rows, group)
+        mask_rows(rows, group)
         begin += len(group)
     if operators is not None:
         operators.truncate_rows(logits, _truncations(groups))
@@ -122,6 +123,7 @@ def _changes_rows(group: RowGroup) -> bool:
         or params.frequency_penalty != 0.0
         or params.presence_penalty != 0.0
         or bool(params.logit_bias)
+        or group.matcher is not None
         or bool(group.rows_below_min_tokens())
     )
 
@@ -161,16 +163,6 @@ def _bias(rows: torch.Tensor, group: RowGroup) -> None:
     columns = torch.tensor(ids, dtype=torch.int64, device=rows.device)
     values = torch.tensor(biases, dtype=rows.dtype, device=rows.device)
     rows.index_add_(1, columns, values.expand(len(group), -1))
-
-
-def _ban(rows: torch.Tensor, group: RowGroup) -> None:
-    early = group.rows_below_min_tokens()
-    # An id behind the vocabulary cannot be chosen, so there is nothing to ban.
-    banned = [token for token in group.banned_token_ids if token < rows.shape[1]]
-    if early and banned:
-        row_index = torch.tensor(early, dtype=torch.int64, device=rows.device)
-        columns = torch.tensor(banned, dtype=torch.int64, device=rows.device)
-        rows[row_index[:, None], columns] = -torch.inf
 
 
 def _column(values: Sequence[float], logits: torch.Tensor) -> torch.Tensor:

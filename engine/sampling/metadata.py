@@ -13,6 +13,7 @@ they would without one:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.grammar import Matcher
 from engine.sampling.noise import NoiseKey, Stream
 from engine.sampling_params import Acceptance, SamplingParams
 from engine.token_tree import TokenTree
@@ -35,6 +36,7 @@ class RowGroup:
         num_prompt_tokens: How many of them are the prompt.
         eos_token_ids: The model's EOS ids.
         paths: Per row, the draft tokens that count as emitted.
+        matcher: Follows the answer through its grammar; None leaves it free.
     """
 
     params: SamplingParams
@@ -42,6 +44,7 @@ class RowGroup:
     num_prompt_tokens: int
     eos_token_ids: frozenset[int]
     paths: tuple[tuple[int, ...], ...] = ((),)
+    matcher: Matcher | None = None
 
     def __len__(self) -> int:
         """Rows of the group."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.acceptance import Rule, rule_for
+from engine.grammar import Matcher
 from engine.sampling.judging import judge
 from engine.sampling.logits import RowOperators, chunks, process_logits
 from engine.sampling.logprobs import RowLogprobs, row_logprobs
@@ -26,6 +27,7 @@ class SamplingTask:
         num_prompt_tokens: How many of them are the prompt.
         tree: The draft under verification; empty for plain decoding.
         eos_token_ids: The model's EOS ids; min_tokens bans them, and params.stop_token_ids with them.
+        matcher: Follows the answer through its grammar; None leaves it free.
     """
 
     params: SamplingParams
@@ -33,6 +35,7 @@ class SamplingTask:
     num_prompt_tokens: int
     tree: TokenTree
     eos_token_ids: frozenset[int]
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,9 @@ class _Walk:
 
     def __init__(self, task: SamplingTask, begin: int) -> None:
         paths = RowGroup.tree_paths(task.tree)
-        self.group = RowGroup(task.params, task.token_ids, task.num_prompt_tokens, task.eos_token_ids, paths)
+        self.group = RowGroup(
+            task.params, task.token_ids, task.num_prompt_tokens, task.eos_token_ids, paths, task.matcher
+        )
         self.begin = begin
         self.rule = rule_for(task.params, task.tree)
         self.tree = task.tree

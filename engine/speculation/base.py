@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.grammar import Matcher
 from engine.sampling_params import SamplingParams
 from engine.speculation.text_store import TextStore
 from engine.token_tree import MAX_NODES, TokenTree
@@ -47,6 +48,9 @@ class DraftRequest:
         budget: Draft nodes wanted at most. 0 while the prompt is being read: nothing to propose, but a
             cache may follow up to num_computed_tokens.
         max_depth: Levels at most: deeper nodes have no room in the context or in the answer.
+        matcher: Follows the answer through its grammar; None leaves it free. Tokens drawn from a recorded
+            distribution must come from rows that it has masked; of others the engine takes out those that
+            it does not allow.
         num_requests: How many share the step, this one included: the more, the less rows come for free.
         prediction_budget: Nodes that the request's own prediction may draft, in a chain; it is bound by the
             room in context and answer and not by the method's settings. 0 without a prediction.
@@ -61,6 +65,7 @@ class DraftRequest:
     params: SamplingParams
     budget: int
     max_depth: int = MAX_NODES
+    matcher: Matcher | None = None
     num_requests: int = 1
     prediction_budget: int = 0
 

@@ -147,7 +147,12 @@ class GrowingTree:
     def _group(self, paths: tuple[tuple[int, ...], ...]) -> RowGroup:
         request = self.request
         return RowGroup(
-            request.params, request.token_ids, request.num_prompt_tokens, self._eos_token_ids, paths
+            request.params,
+            request.token_ids,
+            request.num_prompt_tokens,
+            self._eos_token_ids,
+            paths,
+            request.matcher,
         )
 
     def _path(self, node: int) -> tuple[int, ...]:

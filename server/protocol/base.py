@@ -1,32 +1,17 @@
 """What the requests of both endpoints have in common."""
 
 from difflib import get_close_matches
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import ConfigDict, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.sampling_params import MAX_DRAFT_TOKENS, SEED_MAX, SEED_MIN
 from server.protocol.fields import LogitBias, StopStrings
-from server.protocol.refused import RefusedField, refuse
+from server.protocol.formats import ResponseFormat, StructuredOutputs
+from server.protocol.model import RequestModel
 
 MAX_CHOICES = 128
-
-
-class RequestModel(BaseModel):
-    """A part of a request: strict types, no NaN, and null means the same as leaving the key out."""
-
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
-
-    refused_fields: ClassVar[tuple[RefusedField, ...]] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_keys(cls, values: object) -> object:
-        if not isinstance(values, dict):
-            return values
-        refuse(values, cls.refused_fields)
-        return {key: value for key, value in values.items() if value is not None}
 
 
 class StreamOptions(RequestModel):
@@ -125,6 +110,12 @@ class GenerationRequest(RequestModel):
     )
     skip_special_tokens: bool = Field(True, description="Leave special tokens out of the text.")
     include_stop_str_in_output: bool = Field(False, description="Keep the stop string that ended the answer.")
+    response_format: ResponseFormat | None = Field(
+        None, description="What the answer's text must be; OpenAI's field. Default: anything."
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="The same in other notations; only one of both can be given."
+    )
     speculation: SpeculationOptions = Field(
         SpeculationOptions(), description="How this request's tokens are speculated."
     )
@@ -137,6 +128,17 @@ class GenerationRequest(RequestModel):
         StreamOptions(), description="Options of a streamed answer; ignored without stream."
     )
     user: str | None = Field(None, description="Taken for compatibility; has no effect, here as at OpenAI.")
+
+    @model_validator(mode="after")
+    def _one_format(self) -> Self:
+        is_free = self.response_format is None or self.response_format.type == "text"
+        if self.structured_outputs is not None and not is_free:
+            raise PydanticCustomError(
+                "two_formats",
+                "{field} cannot be had with response_format: give the format in one of both",
+                {"field": "structured_outputs"},
+            )
+        return self
 
     @model_validator(mode="after")
     def _usage_comes_once(self) -> Self:

@@ -6,10 +6,12 @@ from pydantic import BaseModel, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.sampling_params import MAX_LOGPROBS
-from server.protocol.base import GenerationRequest, RequestModel
+from server.protocol.base import GenerationRequest
 from server.protocol.fields import Prediction, TextContent
+from server.protocol.model import RequestModel
 from server.protocol.refused import REFUSED_IN_CHAT, REFUSED_IN_MESSAGES, RefusedField
-from server.protocol.usage import Answer, FinishReasonField, StopReasonField
+from server.protocol.tools import EarlierToolCall, Tool, ToolCall, ToolCallDelta, ToolChoice
+from server.protocol.usage import Answer, ChatFinishReasonField, StopReasonField
 
 
 class ChatMessage(RequestModel):
@@ -20,7 +22,24 @@ class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"] = Field(
         description="Who speaks. developer is system where the model's template knows no developer."
     )
-    content: TextContent = Field(description="The text, or text parts, which are joined by line breaks.")
+    content: TextContent | None = Field(
+        None,
+        description="The text, or text parts, which are joined by line breaks; null only beside tool_calls.",
+    )
+    tool_calls: list[EarlierToolCall] = Field([], description="Calls that the assistant asked for.")
+    tool_call_id: str | None = Field(None, description="The call that a tool's message answers.")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError(
+                "tool_calls",
+                "{field} belong to messages of the assistant, not of role '{role}'",
+                {"field": "tool_calls", "role": self.role},
+            )
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("missing", "is missing", {"field": "content"})
+        return self
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -44,10 +63,30 @@ class ChatCompletionRequest(GenerationRequest):
         "text or text parts. It makes the answer faster and does not change it.",
         json_schema_extra={"default": None},
     )
+    tools: Annotated[list[Tool], FailFast()] = Field([], description="Functions that the model may call.")
+    tool_choice: ToolChoice | None = Field(
+        None,
+        description="none: call nothing. auto: as the model likes, the default where there are tools. "
+        "required, or one of the tools: call, enforced by a grammar.",
+    )
+    parallel_tool_calls: bool = Field(True, description="false allows one call per answer.")
     logprobs: bool = Field(False, description="Report the log probability of each token.")
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="And of this many likeliest ones; needs logprobs."
     )
+
+    @model_validator(mode="after")
+    def _tools_to_choose_from(self) -> Self:
+        if self.tool_choice not in (None, "none") and not self.tools:
+            raise PydanticCustomError(
+                "tool_choice", "{field} needs tools: give some or leave {field} out", {"field": "tool_choice"}
+            )
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise PydanticCustomError(
+                "tools", "{field} has several functions of one name", {"field": "tools"}
+            )
+        return self
 
     @model_validator(mode="after")
     def _logprobs_for_top(self) -> Self:
@@ -84,8 +123,11 @@ class AssistantMessage(BaseModel):
     """The answer's message."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] = Field(
+        [], description="What the model wants called; the key is absent without calls."
+    )
 
 
 class MessageDelta(BaseModel):
@@ -93,6 +135,7 @@ class MessageDelta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -101,7 +144,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReasonField
+    finish_reason: ChatFinishReasonField
     stop_reason: StopReasonField
 
 
@@ -111,7 +154,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: MessageDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReasonField
+    finish_reason: ChatFinishReasonField
     stop_reason: StopReasonField
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from server.errors import ApiError
-from server.protocol.base import RequestModel
+from server.protocol.model import RequestModel
 
 AnyRequest = TypeVar("AnyRequest", bound=RequestModel)
 

@@ -2,7 +2,7 @@
 
 Dropping one of them would give an answer that the client did not ask for, so each is refused by name
 unless its value asks for nothing. Keys that are not listed cannot change what is generated (metadata,
-store, service_tier, parallel_tool_calls, a client's own x_trace, ...): those are ignored.
+store, service_tier, a client's own x_trace, ...): those are ignored.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,22 +26,18 @@ class RefusedField:
     hint: str = "leave it out"
 
 
-_NO_TOOLS = "this server calls no tools yet; leave it out"
-_NO_GRAMMAR = "this server does not constrain the answer's format yet; leave it out"
 _NO_AUDIO = "this server reads and writes text only"
 _TEMPLATE = "the model's own chat template is always used; leave it out"
 
 REFUSED_EVERYWHERE = (
-    RefusedField("response_format", ({"type": "text"},), _NO_GRAMMAR),
-    RefusedField("structured_outputs", (), _NO_GRAMMAR),
-    RefusedField("guided_json", (), _NO_GRAMMAR),
-    RefusedField("guided_regex", (), _NO_GRAMMAR),
-    RefusedField("guided_choice", (), _NO_GRAMMAR),
-    RefusedField("guided_grammar", (), _NO_GRAMMAR),
-    RefusedField("json_schema", (), _NO_GRAMMAR),
-    RefusedField("regex", (), _NO_GRAMMAR),
-    RefusedField("ebnf", (), _NO_GRAMMAR),
-    RefusedField("grammar", ("",), _NO_GRAMMAR),
+    RefusedField("guided_json", (), "use structured_outputs.json or response_format"),
+    RefusedField("guided_regex", (), "use structured_outputs.regex"),
+    RefusedField("guided_choice", (), "use structured_outputs.choice"),
+    RefusedField("guided_grammar", (), "use structured_outputs.grammar"),
+    RefusedField("json_schema", (), "use structured_outputs.json or response_format"),
+    RefusedField("regex", (), "use structured_outputs.regex"),
+    RefusedField("ebnf", (), "use structured_outputs.grammar"),
+    RefusedField("grammar", ("",), "use structured_outputs.grammar"),
     RefusedField("logits_processors", ([],)),
     RefusedField("custom_logit_processor", ()),
     RefusedField("bad_words", ([],), "use logit_bias"),
@@ -74,10 +70,8 @@ REFUSED_EVERYWHERE = (
 
 REFUSED_IN_CHAT = (
     *REFUSED_EVERYWHERE,
-    RefusedField("tools", ([],), _NO_TOOLS),
-    RefusedField("tool_choice", ("none",), _NO_TOOLS),
-    RefusedField("functions", ([],), _NO_TOOLS),
-    RefusedField("function_call", ("none",), _NO_TOOLS),
+    RefusedField("functions", ([],), "use tools"),
+    RefusedField("function_call", ("none",), "use tool_choice"),
     RefusedField("modalities", (["text"], []), _NO_AUDIO),
     RefusedField("audio", (), _NO_AUDIO),
     # Both steer models that were trained for it; what they mean by default is what happens here.
@@ -98,6 +92,8 @@ REFUSED_IN_CHAT = (
 
 REFUSED_IN_COMPLETIONS = (
     *REFUSED_EVERYWHERE,
+    RefusedField("tools", ([],), "use /v1/chat/completions"),
+    RefusedField("tool_choice", ("none",), "use /v1/chat/completions"),
     RefusedField("suffix", ("",), "this server does not fill in the middle; leave it out"),
     RefusedField("max_completion_tokens", (), "this endpoint's field is max_tokens"),
     RefusedField("top_logprobs", (), "this endpoint's field is logprobs, a number"),
@@ -105,8 +101,7 @@ REFUSED_IN_COMPLETIONS = (
 )
 
 REFUSED_IN_MESSAGES = (
-    RefusedField("tool_calls", ([],), _NO_TOOLS),
-    RefusedField("function_call", (), _NO_TOOLS),
+    RefusedField("function_call", (), "use tool_calls"),
     RefusedField("audio", (), _NO_AUDIO),
 )
 

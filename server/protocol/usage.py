@@ -9,6 +9,13 @@ FinishReasonField = Annotated[
     Literal["stop", "length"] | None,
     Field(description="stop: the model or a stop ended it. length: the limit or the context did."),
 ]
+ChatFinishReasonField = Annotated[
+    Literal["stop", "length", "tool_calls"] | None,
+    Field(
+        description="stop: the model or a stop ended it. length: the limit or the context did. "
+        "tool_calls: as stop, and the model wants something called."
+    ),
+]
 StopReasonField = Annotated[
     str | int | None,
     Field(description="The stop string or stop token id that ended it, if one did."),

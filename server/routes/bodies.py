@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.errors import ApiError
-from server.protocol.base import RequestModel
 from server.protocol.error import ErrorResponse
+from server.protocol.model import RequestModel
 from server.protocol.parsing import parse
 from server.sse import as_json
 

@@ -8,6 +8,7 @@ from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from server.protocol.base import GenerationRequest
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completion import CompletionRequest
+from server.services.constraints import constraint_of
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -119,6 +120,7 @@ def _params(
         prompt_logprobs=prompt_logprobs,
         skip_special_tokens=request.skip_special_tokens,
         include_stop_str_in_output=request.include_stop_str_in_output,
+        constraint=constraint_of(request),
         speculation=SpeculationParams(
             enabled=request.speculation.enabled,
             num_draft_tokens=request.speculation.num_draft_tokens,

@@ -1,0 +1,1 @@
+"""Tools: how models are told of functions, made to call them, and understood when they do."""

@@ -1,0 +1,58 @@
+"""Random JSON schemas whose answers end by themselves: everything that can repeat has a limit."""
+
+import random
+import string
+from typing import Any
+
+_WORDS = ("red", "green", "é ü", 'say "hi"', "a\\b", "line\nbreak", "")
+
+
+def random_schema(seed: int) -> dict[str, Any]:
+    """A schema of objects, lists, unions and references, a few levels deep; the same for the same seed."""
+    chance = random.Random(seed)
+    definitions = {"leaf": _leaf(chance), "pair": _object(chance, 1)}
+    return {**_value(chance, 3), "$defs": definitions}
+
+
+def _value(chance: random.Random, depth: int) -> dict[str, Any]:
+    if depth == 0:
+        return _leaf(chance)
+    kind = chance.choice(("object", "object", "list", "union", "leaf", "reference"))
+    if kind == "object":
+        return _object(chance, depth)
+    if kind == "list":
+        least = chance.randint(0, 2)
+        most = least + chance.randint(0, 2)
+        return {"type": "array", "items": _value(chance, depth - 1), "minItems": least, "maxItems": most}
+    if kind == "union":
+        return {"anyOf": [_value(chance, depth - 1) for _ in range(chance.randint(2, 3))]}
+    if kind == "reference":
+        return {"$ref": f"#/$defs/{chance.choice(('leaf', 'pair'))}"}
+    return _leaf(chance)
+
+
+def _object(chance: random.Random, depth: int) -> dict[str, Any]:
+    names = chance.sample(string.ascii_lowercase, chance.randint(1, 3))
+    if chance.random() < 0.3:
+        names[0] = 'a "long" name, with é'
+    return {
+        "type": "object",
+        "properties": {name: _value(chance, depth - 1) for name in names},
+        "required": [name for name in names if chance.random() < 0.7],
+        "additionalProperties": False,
+    }
+
+
+def _leaf(chance: random.Random) -> dict[str, Any]:
+    low = chance.randint(-120, 120)
+    leaves: list[dict[str, Any]] = [
+        {"type": "integer", "minimum": low, "maximum": low + chance.randint(0, 300)},
+        {"type": "integer", "minimum": 0, "maximum": 60, "multipleOf": chance.randint(2, 9)},
+        {"type": "string", "minLength": chance.randint(0, 2), "maxLength": chance.randint(2, 6)},
+        {"type": "string", "pattern": chance.choice(("^[a-c]{1,4}$", "^(ab|ba){1,3}-\\d$"))},
+        {"type": "string", "format": chance.choice(("date", "time"))},
+        {"type": ["boolean", "null"]},
+        {"enum": [*chance.sample(_WORDS, 2), low, None, {"x": [1, True]}]},
+        {"const": chance.choice(_WORDS)},
+    ]
+    return chance.choice(leaves)
