@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
+from engine.chat_options import DEFAULT_CHAT, ChatOptions
 from engine.outputs import RequestOutput, StepStats
 from engine.sampling_params import SamplingParams
 
@@ -93,13 +94,17 @@ class EngineClient(Protocol):
         """What each token adds to the text they make together; it may be a part of a character."""
 
     async def apply_chat_template(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage] = ()
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ChatMessage] = (),
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> list[int]:
-        """Token ids of a conversation, ending where the assistant is to speak.
+        """Token ids of a conversation, ending where the assistant is to speak, or to go on.
 
         Args:
             messages: What was said.
             tools: Functions that the assistant may call, for templates that know of such things.
+            options: What else the template is told.
 
         Raises:
             InvalidRequest: The model has no chat template, or its template refuses the messages.

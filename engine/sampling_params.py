@@ -10,6 +10,7 @@ from engine.errors import InvalidRequest
 MAX_DRAFT_TOKENS = 63
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 4
+MAX_BAD_WORDS = 256
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 
@@ -99,6 +100,10 @@ class SamplingParams:
         presence_penalty, frequency_penalty: OpenAI's, over the output; -2 to 2.
         repetition_penalty: Hugging Face's, over prompt and output; greater than 0, 1.0 is off.
         logit_bias: (token id, bias) pairs, added to the logits; -100 to 100.
+        bad_words: Token sequences that the answer must not have, at most MAX_BAD_WORDS: the last token of
+            each is kept away where the others stand at its end.
+        allowed_token_ids: The only ids that may be chosen, an end of the answer included; empty allows all.
+            Where bad_words or min_tokens would leave none of them, they yield.
         seed: Any signed 64-bit integer; None lets the engine draw one at admission.
         choice: Which of n answers to one prompt this is; part of the noise's key.
         stop: Strings that end the answer; the text is cut before the first of them.
@@ -125,6 +130,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     choice: int = 0
     stop: tuple[str, ...] = ()
@@ -162,11 +169,9 @@ class SamplingParams:
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None:
                 _check_range(name, count, 0, MAX_LOGPROBS)
-        if self.constraint is not None and self.ignore_eos:
-            raise InvalidRequest(
-                f"ignore_eos cannot be had with {self.constraint.param}: the answer ends with its format",
-                "ignore_eos",
-            )
+        _check_bad_words(self.bad_words)
+        if self.constraint is not None:
+            _check_beside(self.constraint, self)
 
     @property
     def is_greedy(self) -> bool:
@@ -189,6 +194,30 @@ def _check_lengths(max_tokens: int | None, min_tokens: int) -> None:
         raise InvalidRequest(
             f"min_tokens ({min_tokens}) must not exceed max_tokens ({max_tokens})", "min_tokens"
         )
+
+
+def _check_bad_words(words: Sequence[Sequence[int]]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidRequest(
+            f"bad_words are at most {MAX_BAD_WORDS} token sequences, got {len(words)} (a word that is spelt "
+            "otherwise behind a space makes two)",
+            "bad_words",
+        )
+    if not all(words):
+        raise InvalidRequest("bad_words must not contain an empty word: it would ban everything", "bad_words")
+
+
+def _check_beside(constraint: Constraint, params: SamplingParams) -> None:
+    """Refuses what could leave an answer of a prescribed format nothing to go on with."""
+    if params.ignore_eos:
+        raise InvalidRequest(
+            f"ignore_eos cannot be had with {constraint.param}: the answer ends with its format", "ignore_eos"
+        )
+    for name, wanted in (("bad_words", params.bad_words), ("allowed_token_ids", params.allowed_token_ids)):
+        if wanted:
+            raise InvalidRequest(
+                f"{name} cannot be had with {constraint.param}: say in the format what is allowed", name
+            )
 
 
 def _check_stop(stop: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from engine.chat_options import DEFAULT_CHAT, ChatOptions
 from engine.chat_template import ChatTemplate
 from engine.errors import InvalidRequest, ModelNotSupported
 
@@ -105,9 +106,12 @@ class Tokenizer:
         return self._chat_template.source if self._chat_template else ""
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] = (),
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> list[int]:
-        """Token ids of a conversation, ending where the assistant is to speak; see EngineClient.
+        """Token ids of a conversation, ending where the assistant is to speak or go on; see EngineClient.
 
         Raises:
             InvalidRequest: There is no template, or it refuses or would leave out some of the messages.
@@ -119,7 +123,7 @@ class Tokenizer:
                 "messages",
             )
         # The template writes the special tokens itself.
-        return self._encode(self._chat_template.render(messages, tools), False, "messages")
+        return self._encode(self._chat_template.render(messages, tools, options), False, "messages")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to a text it does not begin; empty for ids outside the vocabulary."""
@@ -127,6 +131,10 @@ class Tokenizer:
         if found is None:
             found = self._bytes[token_id] = self._spelled(token_id)
         return found
+
+    def spelling(self, token_ids: Sequence[int]) -> list[bytes]:
+        """What each token adds to the text that they make together."""
+        return [*map(self.leading_bytes, token_ids[:1]), *map(self.token_bytes, token_ids[1:])]
 
     def token_text(self, token_id: int) -> str:
         """`token_bytes` as text, with U+FFFD where they are no whole character."""

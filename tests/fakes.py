@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
+from engine.chat_options import DEFAULT_CHAT, ChatOptions
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
 from engine.errors import EngineDead, EngineError
 from engine.outputs import (
@@ -53,7 +54,7 @@ class FakeEngine:
         trace_error: Raised by trace().
         requests: What came in, in order.
         num_cached_tokens: What a prompt's first choice finds in the cache; each later one finds one more.
-        conversations, tools: What apply_chat_template() got, in order.
+        conversations, tools, chat_options: What apply_chat_template() got, in order.
         aborted: Ids of requests that were left before their end, in order.
         active: Ids of requests between generate() and their end, waiting ones included.
     """
@@ -80,6 +81,7 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     active: set[str] = field(default_factory=set)
     conversations: list[list[ChatMessage]] = field(default_factory=list)
+    chat_options: list[ChatOptions] = field(default_factory=list)
     tools: list[list[ChatMessage]] = field(default_factory=list)
     listeners: list[StatsListener] = field(default_factory=list)
     running: int = 0
@@ -200,14 +202,18 @@ class FakeEngine:
         return [token_bytes(token) for token in token_ids]
 
     async def apply_chat_template(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage] = ()
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ChatMessage] = (),
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> list[int]:
+        self.chat_options.append(options)
         self.conversations.append(list(messages))
         self.tools.append(list(tools))
         if self.template_error is not None:
             raise self.template_error
         text = "".join(f"{message['role']}:{message['content']}\n" for message in messages)
-        return list(f"{text}assistant:".encode())
+        return list((text[:-1] if options.continues else f"{text}assistant:").encode())
 
     def subscribe(self, listener: StatsListener) -> None:
         self.listeners.append(listener)

@@ -16,7 +16,7 @@ MAX_FUNCTION_LINES = 50
 
 # Imports go upwards only: what stands in a row may use the rows above it, never its neighbours.
 ENGINE_LAYERS = (
-    ("errors",),
+    ("errors", "chat_options"),
     ("sampling_params", "chat_template"),
     ("token_tree", "tree_config"),
     ("acceptance", "grammar"),
@@ -61,7 +61,16 @@ SEEN_BY_VERIFY = SEEN_BY_BENCH | {
     "server.log_setup",
     *(f"server.bench.{name}" for name in ("asking", "client", "progress", "prompts", "records", "values")),
 }
-SEEN_BY_SERVER = {"errors", "acceptance", "config", "sampling_params", "outputs", "client", "catalog"}
+SEEN_BY_SERVER = {
+    "errors",
+    "chat_options",
+    "acceptance",
+    "config",
+    "sampling_params",
+    "outputs",
+    "client",
+    "catalog",
+}
 # Who may build an engine, and who alone may use them.
 COMPOSITION_ROOTS = {"server.serve": "server.cli", "server.verify.in_process": "server.verify.command"}
 # The bookkeeping and the server: testable without torch, importable in no time.

@@ -9,7 +9,13 @@ from engine.sampling_params import MAX_LOGPROBS
 from server.protocol.base import GenerationRequest
 from server.protocol.fields import PredictionOrText, Prompts
 from server.protocol.refused import REFUSED_IN_COMPLETIONS, RefusedField
-from server.protocol.usage import Answer, FinishReasonField, StopReasonField
+from server.protocol.usage import (
+    Answer,
+    FinishReasonField,
+    PromptTokenIdsField,
+    StopReasonField,
+    TokenIdsField,
+)
 
 
 class CompletionRequest(GenerationRequest):
@@ -75,6 +81,8 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReasonField
     stop_reason: StopReasonField
+    token_ids: TokenIdsField = None
+    prompt_token_ids: PromptTokenIdsField = None
 
 
 class Completion(Answer):

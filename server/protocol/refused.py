@@ -40,8 +40,6 @@ REFUSED_EVERYWHERE = (
     RefusedField("grammar", ("",), "use structured_outputs.grammar"),
     RefusedField("logits_processors", ([],)),
     RefusedField("custom_logit_processor", ()),
-    RefusedField("bad_words", ([],), "use logit_bias"),
-    RefusedField("allowed_token_ids", (), "use logit_bias"),
     RefusedField("use_beam_search", (False,)),
     RefusedField("length_penalty", (1.0,)),
     RefusedField("typical_p", (1.0,)),
@@ -65,7 +63,6 @@ REFUSED_EVERYWHERE = (
     RefusedField("prompt_embeds", ([],), "this server reads text and token ids"),
     RefusedField("truncate_prompt_tokens", (), "shorten the prompt"),
     RefusedField("prompt_logprobs", (), "use echo with logprobs at /v1/completions"),
-    RefusedField("return_token_ids", (False,)),
 )
 
 REFUSED_IN_CHAT = (
@@ -80,10 +77,7 @@ REFUSED_IN_CHAT = (
     RefusedField("web_search_options", (), "this server searches nothing"),
     RefusedField("moderation", (), "this server moderates nothing"),
     RefusedField("chat_template", (), _TEMPLATE),
-    RefusedField("chat_template_kwargs", ({},), _TEMPLATE),
     RefusedField("documents", ([],), _TEMPLATE),
-    RefusedField("add_generation_prompt", (True,), _TEMPLATE),
-    RefusedField("continue_final_message", (False,), "use /v1/completions"),
     RefusedField("add_special_tokens", (False,), _TEMPLATE),
     RefusedField("echo", (False,), "use /v1/completions"),
     RefusedField("suffix", ("",), "use /v1/completions"),

@@ -21,6 +21,14 @@ StopReasonField = Annotated[
     Field(description="The stop string or stop token id that ended it, if one did."),
 ]
 
+TokenIdsField = Annotated[
+    list[int] | None, Field(description="The answer's token ids, or those new in a chunk; if asked for.")
+]
+PromptTokenIdsField = Annotated[
+    list[int] | None,
+    Field(description="The prompt's token ids, in a stream with the first chunk; if asked for."),
+]
+
 
 class PromptTokensDetails(BaseModel):
     """Where the prompt's tokens came from."""

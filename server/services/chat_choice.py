@@ -17,10 +17,12 @@ class ChatChoiceWriter:
     Args:
         choice: Which.
         plan: How calls in it are read; None takes all of the text as content.
+        with_token_ids: Whether the deltas have the token ids.
     """
 
-    def __init__(self, choice: Choice, plan: ToolPlan | None) -> None:
+    def __init__(self, choice: Choice, plan: ToolPlan | None, *, with_token_ids: bool = False) -> None:
         self.choice = choice
+        self._with_token_ids = with_token_ids
         self._plan = plan
         self._parser = plan.parser() if plan is not None else None
         self._has_begun = False
@@ -43,13 +45,16 @@ class ChatChoiceWriter:
                     reason = "tool_calls"
                 if not (self._parser.num_calls or self._has_content):
                     message.content = ""
-        return ChatChunkChoice(
+        delta = ChatChunkChoice(
             index=self.choice.index,
             delta=message,
             logprobs=None if output.logprobs is None else chat_logprobs(output.logprobs),
             finish_reason=reason,
             stop_reason=output.stop_reason,
         )
+        if self._with_token_ids:
+            delta.token_ids = list(output.token_ids)
+        return delta
 
     def _add(self, message: MessageDelta, parsed: Parsed) -> None:
         if parsed.content:
@@ -73,7 +78,14 @@ class ChatChoiceWriter:
 def says_something(choice: ChatChunkChoice) -> bool:
     """Whether a delta is worth an event."""
     delta = choice.delta
-    return bool(delta.role or delta.content or delta.tool_calls or choice.logprobs or choice.finish_reason)
+    return bool(
+        delta.role
+        or delta.content
+        or delta.tool_calls
+        or choice.logprobs
+        or choice.token_ids
+        or choice.finish_reason
+    )
 
 
 def fold(deltas: Sequence[ChatChunkChoice]) -> ChatChoice:
@@ -87,7 +99,7 @@ def fold(deltas: Sequence[ChatChunkChoice]) -> ChatChoice:
     )
     if calls:
         message.tool_calls = calls
-    return ChatChoice(
+    whole = ChatChoice(
         index=last.index,
         message=message,
         logprobs=ChatLogprobs(content=[entry for part in logprobs for entry in part.content])
@@ -96,6 +108,9 @@ def fold(deltas: Sequence[ChatChunkChoice]) -> ChatChoice:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
     )
+    if last.token_ids is not None:
+        whole.token_ids = [token_id for delta in deltas for token_id in delta.token_ids or ()]
+    return whole
 
 
 def _fold_calls(deltas: Sequence[ToolCallDelta]) -> list[ToolCall]:
