@@ -17,13 +17,13 @@ from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
 from engine.engine_core import EngineCore
 from engine.errors import EngineDead, EngineError, InvalidRequest, RequestFailed
 from engine.grammar import Matcher
+from engine.infill import Infill
 from engine.outputs import RequestOutput, StepPart
 from engine.profiler import Tracer
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
 Delivery = RequestOutput | EngineError
 
 
@@ -154,6 +154,10 @@ class AsyncEngine:
         """See EngineClient."""
         return await asyncio.to_thread(self._require_tokenizer().encode_continuation, text, before)
 
+    async def encode_infill(self, before: str, behind: str) -> Infill:
+        """See EngineClient."""
+        return await asyncio.to_thread(self._require_tokenizer().encode_infill, before, behind)
+
     async def decode(self, token_ids: Sequence[int]) -> str:
         """See EngineClient."""
         return await asyncio.to_thread(self._require_tokenizer().decode, token_ids, skip_special_tokens=False)
@@ -169,9 +173,8 @@ class AsyncEngine:
         options: ChatOptions = DEFAULT_CHAT,
     ) -> list[int]:
         """See EngineClient."""
-        return await asyncio.to_thread(
-            self._require_tokenizer().apply_chat_template, messages, tools, options
-        )
+        apply = self._require_tokenizer().apply_chat_template
+        return await asyncio.to_thread(apply, messages, tools, options)
 
     def _require_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
 from engine.chat_options import DEFAULT_CHAT, ChatOptions
+from engine.infill import Infill
 from engine.outputs import RequestOutput, StepStats
 from engine.sampling_params import SamplingParams
 
@@ -85,6 +86,13 @@ class EngineClient(Protocol):
 
         Raises:
             InvalidRequest: The text holds half of a surrogate pair; it names prediction.
+        """
+
+    async def encode_infill(self, before: str, behind: str) -> Infill:
+        """The texts around a gap as a prompt, made off the event loop.
+
+        Raises:
+            InvalidRequest: The model does not fill gaps.
         """
 
     async def decode(self, token_ids: Sequence[int]) -> str:

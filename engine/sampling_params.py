@@ -116,6 +116,7 @@ class SamplingParams:
         include_stop_str_in_output: Keep the stop string that ended the answer.
         constraint: The format that the answer must have; None leaves it free.
         speculation: This request's say in its speculation.
+        priority: Lower ones leave the waiting queue first; equal ones in the order they came.
         cache_scope: Whose request this is, opaque: what the engine keeps of its text to draft from serves
             later requests of the same scope and no others.
     """
@@ -144,6 +145,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     constraint: Constraint | None = None
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    priority: int = 0
     cache_scope: str = ""
 
     def __post_init__(self) -> None:

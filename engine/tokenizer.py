@@ -9,10 +9,13 @@ from transformers import PreTrainedTokenizerBase
 from engine.chat_options import DEFAULT_CHAT, ChatOptions
 from engine.chat_template import ChatTemplate
 from engine.errors import InvalidRequest, ModelNotSupported
+from engine.infill import Infill, find_markers
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Tokens that decide how a text behind them is split; words of most vocabularies are shorter.
 _NUM_CONTEXT = 16
+# A character that merges with nothing behind it.
+_LEAD = "\u263a"
 _SENTENCEPIECE_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
@@ -54,6 +57,8 @@ class Tokenizer:
             for step in steps
         )
         self._bytes: dict[int, bytes] = {}
+        self._infill = find_markers(self._backend.token_to_id)
+        self._bos_token_id = tokenizer.bos_token_id
 
     @property
     def has_chat_template(self) -> bool:
@@ -90,6 +95,30 @@ class Tokenizer:
         if token_ids[: len(lead_ids)] == lead_ids:
             return token_ids[len(lead_ids) :]
         return self._encode(text, False, "prediction")
+
+    def encode_infill(self, before: str, behind: str) -> Infill:
+        """The texts around a gap as a prompt for models that fill it.
+
+        Raises:
+            InvalidRequest: The model knows no gaps, or a text holds half of a surrogate pair.
+        """
+        if self._infill is None:
+            raise InvalidRequest(
+                "suffix is not supported: the model has no tokens for filling in the middle; leave it out",
+                "suffix",
+            )
+        encoded = self._infill.around(
+            self._encode(before, False, "prompt"), self._encode_inside(behind, "suffix")
+        )
+        lead = [token for token in self.encode("")[:1] if token == self._bos_token_id]
+        return Infill((*lead, *encoded.token_ids), encoded.end_token_ids)
+
+    def _encode_inside(self, text: str, param: str) -> list[int]:
+        """A text that does not begin anew, so that sentencepiece puts no space in front of it."""
+        if not self._strips_start:
+            return self._encode(text, False, param)
+        lead_ids = self._encode(_LEAD, False, param)
+        return self._encode(_LEAD + text, False, param)[len(lead_ids) :]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids, with U+FFFD where bytes are no character."""

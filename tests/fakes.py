@@ -10,6 +10,7 @@ from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
 from engine.chat_options import DEFAULT_CHAT, ChatOptions
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
 from engine.errors import EngineDead, EngineError
+from engine.infill import Infill
 from engine.outputs import (
     FinishReason,
     RequestOutput,
@@ -194,6 +195,9 @@ class FakeEngine:
 
     async def encode_continuation(self, text: str, before: Sequence[int]) -> list[int]:
         return list(text.encode())
+
+    async def encode_infill(self, before: str, behind: str) -> Infill:
+        return Infill((BOS, *before.encode(), EOS, *behind.encode(), END_OF_TURN), (33,))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         return b"".join(token_bytes(token) for token in token_ids).decode(errors="replace")

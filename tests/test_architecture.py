@@ -16,7 +16,7 @@ MAX_FUNCTION_LINES = 50
 
 # Imports go upwards only: what stands in a row may use the rows above it, never its neighbours.
 ENGINE_LAYERS = (
-    ("errors", "chat_options"),
+    ("errors", "chat_options", "infill"),
     ("sampling_params", "chat_template"),
     ("token_tree", "tree_config"),
     ("acceptance", "grammar"),
@@ -64,6 +64,7 @@ SEEN_BY_VERIFY = SEEN_BY_BENCH | {
 SEEN_BY_SERVER = {
     "errors",
     "chat_options",
+    "infill",
     "acceptance",
     "config",
     "sampling_params",

@@ -129,6 +129,12 @@ class GenerationRequest(RequestModel):
     )
     skip_special_tokens: bool = Field(True, description="Leave special tokens out of the text.")
     include_stop_str_in_output: bool = Field(False, description="Keep the stop string that ended the answer.")
+    priority: int = Field(
+        0,
+        ge=-(2**31),
+        lt=2**31,
+        description="Requests of a lower number leave the waiting queue first; what runs is not interrupted.",
+    )
     return_token_ids: bool = Field(
         False, description="Give the token ids of the prompt and of the answers, too."
     )

@@ -79,6 +79,11 @@ class ChatCompletionRequest(GenerationRequest):
         "text or text parts. It makes the answer faster and does not change it.",
         json_schema_extra={"default": None},
     )
+    separate_reasoning: bool = Field(
+        True,
+        description="Give the thoughts of models that think aloud, between <think> and </think>, as "
+        "reasoning_content; false leaves them in the content.",
+    )
     continue_final_message: bool = Field(
         False,
         description="The last message, the assistant's, is the beginning of the answer: go on where it ends.",
@@ -174,6 +179,9 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = Field(
+        None, description="The thoughts of a model that thinks aloud; the key is absent without any."
+    )
     tool_calls: list[ToolCall] = Field(
         [], description="What the model wants called; the key is absent without calls."
     )
@@ -184,6 +192,7 @@ class MessageDelta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 

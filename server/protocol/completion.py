@@ -46,10 +46,27 @@ class CompletionRequest(GenerationRequest):
         description="Report the log probability of each token and of this many likeliest ones; 0: of the "
         "chosen token alone.",
     )
+    suffix: str = Field(
+        "",
+        description="What follows the text that is wanted, for models that fill in the middle, such as "
+        "Qwen2.5-Coder, StarCoder, Code Llama and DeepSeek-Coder; with prompts that are texts.",
+    )
     echo: bool = Field(
         False, description="Put the prompt in front of the answer, with its logprobs if asked."
     )
     best_of: int | None = Field(None, ge=1, description="Must equal n: there is no ranking of answers.")
+
+    @model_validator(mode="after")
+    def _a_gap_in_a_text(self) -> Self:
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise PydanticCustomError(
+                "suffix", "{field} needs prompts that are texts, not token ids", {"field": "suffix"}
+            )
+        if self.suffix and self.echo:
+            raise PydanticCustomError(
+                "echo", "{field} cannot be had with suffix; leave one of them out", {"field": "echo"}
+            )
+        return self
 
     @model_validator(mode="after")
     def _all_are_best(self) -> Self:

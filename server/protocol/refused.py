@@ -88,7 +88,6 @@ REFUSED_IN_COMPLETIONS = (
     *REFUSED_EVERYWHERE,
     RefusedField("tools", ([],), "use /v1/chat/completions"),
     RefusedField("tool_choice", ("none",), "use /v1/chat/completions"),
-    RefusedField("suffix", ("",), "this server does not fill in the middle; leave it out"),
     RefusedField("max_completion_tokens", (), "this endpoint's field is max_tokens"),
     RefusedField("top_logprobs", (), "this endpoint's field is logprobs, a number"),
     RefusedField("add_special_tokens", (True,), "send token ids to decide about special tokens"),

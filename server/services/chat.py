@@ -21,6 +21,7 @@ from server.services.limits import Limits
 from server.services.models import AnswerHead, ModelService
 from server.services.params import chat_params
 from server.services.prediction import with_prediction
+from server.services.reasoning import OPENING, ReasoningSplitter, has_thoughts
 from server.services.streaming import as_chunks
 from server.tools.plan import ToolPlanner
 
@@ -104,10 +105,26 @@ class ChatService:
         params = replace(params, cache_scope=scope)
         if plan is not None:
             params = plan.applied(params)
+        splits, is_open = await self._thoughts(request, token_ids)
         return [
-            ChatChoiceWriter(choice, plan, with_token_ids=request.return_token_ids)
+            ChatChoiceWriter(
+                choice,
+                plan,
+                ReasoningSplitter(is_open=is_open) if splits else None,
+                with_token_ids=request.return_token_ids,
+            )
             for choice in make_choices(call_id, 0, request.n, token_ids, params)
         ]
+
+    async def _thoughts(
+        self, request: ChatCompletionRequest, prompt_token_ids: Sequence[int]
+    ) -> tuple[bool, bool]:
+        """Whether thoughts are taken apart, and whether the prompt has begun them."""
+        if not (request.separate_reasoning and has_thoughts(self._engine.model.chat_template)):
+            return False, False
+        # The tag and white space, in however many tokens.
+        end = await self._engine.decode(prompt_token_ids[-len(OPENING) - 4 :])
+        return True, end.rstrip().endswith(OPENING)
 
     async def _deltas(
         self, writers: Sequence[ChatChoiceWriter], ledger: Ledger

@@ -7,6 +7,7 @@ from server.protocol.chat import AssistantMessage, ChatChoice, ChatChunkChoice, 
 from server.protocol.tools import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
 from server.services.generation import Choice
 from server.services.logprobs import chat_logprobs
+from server.services.reasoning import ReasoningSplitter
 from server.tools.parser import CallDelta, Parsed
 from server.tools.plan import ToolPlan
 
@@ -17,13 +18,22 @@ class ChatChoiceWriter:
     Args:
         choice: Which.
         plan: How calls in it are read; None takes all of the text as content.
+        reasoning: Takes thoughts apart; None leaves them in the content.
         with_token_ids: Whether the deltas have the token ids.
     """
 
-    def __init__(self, choice: Choice, plan: ToolPlan | None, *, with_token_ids: bool = False) -> None:
+    def __init__(
+        self,
+        choice: Choice,
+        plan: ToolPlan | None,
+        reasoning: ReasoningSplitter | None = None,
+        *,
+        with_token_ids: bool = False,
+    ) -> None:
         self.choice = choice
         self._with_token_ids = with_token_ids
         self._plan = plan
+        self._reasoning = reasoning
         self._parser = plan.parser() if plan is not None else None
         self._has_begun = False
         self._has_content = False
@@ -34,10 +44,11 @@ class ChatChoiceWriter:
         message = MessageDelta() if self._has_begun else MessageDelta(role="assistant")
         self._has_begun = True
         reason = output.finish_reason and output.finish_reason.value
+        text = self._said(output.text, message, is_last=is_last)
         if self._parser is None:
-            message.content = output.text
+            message.content = text
         else:
-            parsed = self._parser.feed(output.text)
+            parsed = self._parser.feed(text)
             self._add(message, parsed)
             if is_last:
                 self._add(message, self._parser.finish())
@@ -55,6 +66,17 @@ class ChatChoiceWriter:
         if self._with_token_ids:
             delta.token_ids = list(output.token_ids)
         return delta
+
+    def _said(self, text: str, message: MessageDelta, *, is_last: bool) -> str:
+        """A text without its thoughts, which go to the message's own place for them."""
+        if self._reasoning is None:
+            return text
+        parts = [self._reasoning.feed(text)]
+        if is_last:
+            parts.append(self._reasoning.finish())
+        if thoughts := "".join(part.reasoning for part in parts):
+            message.reasoning_content = thoughts
+        return "".join(part.content for part in parts)
 
     def _add(self, message: MessageDelta, parsed: Parsed) -> None:
         if parsed.content:
@@ -81,6 +103,7 @@ def says_something(choice: ChatChunkChoice) -> bool:
     return bool(
         delta.role
         or delta.content
+        or delta.reasoning_content
         or delta.tool_calls
         or choice.logprobs
         or choice.token_ids
@@ -99,6 +122,8 @@ def fold(deltas: Sequence[ChatChunkChoice]) -> ChatChoice:
     )
     if calls:
         message.tool_calls = calls
+    if thoughts := "".join(delta.delta.reasoning_content or "" for delta in deltas):
+        message.reasoning_content = thoughts
     whole = ChatChoice(
         index=last.index,
         message=message,

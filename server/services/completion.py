@@ -83,11 +83,11 @@ class CompletionService:
         self._limits.check_choices(len(request.prompt) * request.n, "prompt")
         writers = []
         for prompt_index, prompt in enumerate(request.prompt):
-            token_ids = await self._token_ids(prompt)
+            token_ids, ends = await self._token_ids(prompt, request.suffix)
             params = completion_params(request, len(token_ids), self._engine.model, self._limits.max_logprobs)
             params = await with_bad_words(params, self._engine, request.bad_words)
             params = await with_prediction(params, self._engine, request.prediction, token_ids)
-            params = replace(params, cache_scope=scope)
+            params = replace(params, cache_scope=scope, stop_token_ids=(*params.stop_token_ids, *ends))
             echo = await self._echo(prompt, token_ids) if request.echo else None
             choices = make_choices(call_id, prompt_index, request.n, token_ids, params)
             writers += [
@@ -95,14 +95,18 @@ class CompletionService:
             ]
         return writers
 
-    async def _token_ids(self, prompt: PromptInput) -> Sequence[int]:
+    async def _token_ids(self, prompt: PromptInput, suffix: str) -> tuple[Sequence[int], Sequence[int]]:
+        """A prompt's token ids, and ids that end its answer beside the model's own."""
         if not isinstance(prompt, str):
             check_token_ids(prompt, self._engine.model, "prompt")
-            return prompt
+            return prompt, ()
+        if suffix:
+            infill = await self._engine.encode_infill(prompt, suffix)
+            return infill.token_ids, infill.end_token_ids
         token_ids = await self._engine.encode(prompt)
         if not token_ids:
             raise InvalidRequest("prompt must not be empty: the model needs a token to start from", "prompt")
-        return token_ids
+        return token_ids, ()
 
     async def _echo(self, prompt: PromptInput, token_ids: Sequence[int]) -> Echo:
         decoded = await self._engine.decode(token_ids)

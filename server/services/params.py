@@ -123,6 +123,7 @@ def _params(
         skip_special_tokens=request.skip_special_tokens,
         include_stop_str_in_output=request.include_stop_str_in_output,
         constraint=constraint_of(request),
+        priority=request.priority,
         speculation=SpeculationParams(
             enabled=request.speculation.enabled,
             num_draft_tokens=request.speculation.num_draft_tokens,

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from engine.chat_options import ChatOptions
-from tests.fakes import FakeEngine
+from tests.fakes import BOS, END_OF_TURN, EOS, FakeEngine
 from tests.server.conftest import Served
 from tests.server.sse import chunks
 from tests.server.test_validation import GOOD, PATHS, refused
@@ -148,3 +148,24 @@ def test_the_official_client_reads_it_all(serve: Serve) -> None:
     assert answer.usage.prompt_tokens_details.cached_tokens == 4
     assert answer.choices[0].model_extra is not None
     assert answer.choices[0].model_extra["token_ids"] == list(b"Hello, world!")
+
+
+def test_a_suffix_makes_a_gap(serve: Serve) -> None:
+    served = serve()
+    post(served, "completions", prompt=["a", "b"], suffix="z", stop_token_ids=[7])
+    sent = [(request.prompt_token_ids, request.params.stop_token_ids) for request in served.engine.requests]
+    assert sent == [((BOS, ord(text), EOS, ord("z"), END_OF_TURN), (7, 33)) for text in "ab"]
+    post(served, "completions", suffix="")
+    assert served.engine.requests[-1].params.stop_token_ids == ()
+    assert refused(served, "completions", {"prompt": [1, 2], "suffix": "z"})["param"] == "suffix"
+    assert refused(served, "completions", {"suffix": "z", "echo": True})["param"] == "echo"
+    assert refused(served, "chat", {"suffix": "z"})["param"] == "suffix"
+
+
+@BOTH
+def test_priority(serve: Serve, endpoint: str) -> None:
+    served = serve()
+    post(served, endpoint, priority=-3)
+    assert served.engine.requests[0].params.priority == -3
+    for wrong in (2**31, -(2**31) - 1, "1", 1.5):
+        assert refused(served, endpoint, {"priority": wrong})["param"] == "priority"
