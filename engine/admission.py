@@ -48,6 +48,9 @@ def admit(
     _check_ids("prompt", prompt_token_ids, limits.vocab_size)
     _check_ids("logit_bias", [token for token, _ in params.logit_bias], limits.vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids, limits.vocab_size)
+    _check_ids("bad_words", [token for word in params.bad_words for token in word], limits.vocab_size)
+    _check_ids("prediction", params.speculation.prediction, limits.vocab_size)
     room = limits.max_model_len - len(prompt_token_ids)
     wanted = 1 if params.max_tokens is None else params.max_tokens
     if wanted > room:

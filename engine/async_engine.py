@@ -12,10 +12,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from engine.chat_options import DEFAULT_CHAT, ChatOptions
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
 from engine.engine_core import EngineCore
 from engine.errors import EngineDead, EngineError, InvalidRequest, RequestFailed
 from engine.grammar import Matcher
+from engine.infill import Infill
 from engine.inquiry import PlannerInquiry
 from engine.outputs import RequestOutput, StepPart
 from engine.planning import PlannerReport
@@ -24,7 +26,6 @@ from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
 Delivery = RequestOutput | EngineError
 
 
@@ -157,25 +158,34 @@ class AsyncEngine:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See EngineClient."""
-        encode = partial(self._require_tokenizer().encode, text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(encode)
+        encode = self._require_tokenizer().encode
+        return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
+
+    async def encode_continuation(self, text: str, before: Sequence[int]) -> list[int]:
+        """See EngineClient."""
+        return await asyncio.to_thread(self._require_tokenizer().encode_continuation, text, before)
+
+    async def encode_infill(self, before: str, behind: str) -> Infill:
+        """See EngineClient."""
+        return await asyncio.to_thread(self._require_tokenizer().encode_infill, before, behind)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """See EngineClient."""
-        decode = partial(self._require_tokenizer().decode, token_ids, skip_special_tokens=False)
-        return await asyncio.to_thread(decode)
+        return await asyncio.to_thread(self._require_tokenizer().decode, token_ids, skip_special_tokens=False)
 
     async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
         """See EngineClient."""
-        tokenizer = self._require_tokenizer()
-        first = map(tokenizer.leading_bytes, token_ids[:1])
-        return await asyncio.to_thread(lambda: [*first, *map(tokenizer.token_bytes, token_ids[1:])])
+        return await asyncio.to_thread(self._require_tokenizer().spelling, token_ids)
 
     async def apply_chat_template(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage] = ()
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ChatMessage] = (),
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> list[int]:
         """See EngineClient."""
-        return await asyncio.to_thread(self._require_tokenizer().apply_chat_template, messages, tools)
+        apply = self._require_tokenizer().apply_chat_template
+        return await asyncio.to_thread(apply, messages, tools, options)
 
     def _require_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
@@ -297,12 +307,6 @@ def _failure() -> RequestFailed:
 
 def _hand_over(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], None]]) -> None:
     try:
-        loop.call_soon_threadsafe(_call_all, calls)
+        loop.call_soon_threadsafe(lambda: [call() for call in calls])
     except RuntimeError:
-        # The loop is closed: its requests have no reader left.
         logger.debug("outputs dropped: the event loop of their readers is closed")
-
-
-def _call_all(calls: Sequence[Callable[[], None]]) -> None:
-    for call in calls:
-        call()

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
+from engine.chat_options import DEFAULT_CHAT, ChatOptions
 from engine.errors import InvalidRequest, StartupError
 
 _INSTRUCTIONS = frozenset({"system", "developer"})
@@ -39,13 +40,17 @@ class ChatTemplate:
         self._takes_system = self._takes("system")
 
     def render(
-        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] = (),
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> str:
-        """The conversation as text, ending where the assistant is to speak.
+        """The conversation as text, ending where the assistant is to speak, or to go on.
 
         Args:
             messages: What was said.
             tools: Functions that the assistant may call; the template must know of them.
+            options: What else the template is told.
 
         Raises:
             InvalidRequest: The template refuses the messages, or would leave one of them out.
@@ -53,21 +58,21 @@ class ChatTemplate:
         chat = [_plain(message, index) for index, message in enumerate(messages)]
         roles = {message["role"] for message in chat}
         if roles <= _EVERY_TEMPLATE_TAKES:
-            return self._run(chat, tools)
+            return self._run(chat, tools, options)
         if not self._names_developer:
             chat = [_as_system(message) for message in chat]
         if "developer" not in roles or not self._names_developer:
-            return self._render_whole(chat, tools)
+            return self._render_whole(chat, tools, options)
         try:
-            return self._render_whole(chat, tools)
+            return self._render_whole(chat, tools, options)
         except InvalidRequest:
-            return self._render_whole([_as_system(message) for message in chat], tools)
+            return self._render_whole([_as_system(message) for message in chat], tools, options)
 
-    def _render_whole(self, chat: Sequence[Message], tools: Sequence[Message]) -> str:
+    def _render_whole(self, chat: Sequence[Message], tools: Sequence[Message], options: ChatOptions) -> str:
         """Renders, and refuses where the template would not show every message."""
         try:
-            text = self._run(chat, tools)
-            lost = self._lost_roles(chat, tools)
+            text = self._run(chat, tools, options)
+            lost = self._lost_roles(chat, tools, options)
         except InvalidRequest as error:
             if self._takes_system or not _has_instruction(chat):
                 raise
@@ -82,7 +87,12 @@ class ChatTemplate:
             )
         return text
 
-    def _lost_roles(self, chat: Sequence[Message], tools: Sequence[Message] = ()) -> frozenset[str]:
+    def _lost_roles(
+        self,
+        chat: Sequence[Message],
+        tools: Sequence[Message] = (),
+        options: ChatOptions = DEFAULT_CHAT,
+    ) -> frozenset[str]:
         """Roles of messages that the template does not show.
 
         Each content is replaced by a mark of its own, since a real one may occur elsewhere too. An
@@ -96,6 +106,7 @@ class ChatTemplate:
         text = self._run(
             [{**message, "content": marks.get(i, message["content"])} for i, message in enumerate(chat)],
             tools,
+            options,
         )
         return frozenset(str(chat[index]["role"]) for index, mark in marks.items() if mark not in text)
 
@@ -107,7 +118,7 @@ class ChatTemplate:
         except InvalidRequest:
             return False
 
-    def _run(self, chat: Sequence[Message], tools: Sequence[Message]) -> str:
+    def _run(self, chat: Sequence[Message], tools: Sequence[Message], options: ChatOptions) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
                 list(chat),
@@ -115,7 +126,9 @@ class ChatTemplate:
                 tools=list(tools) or None,
                 chat_template=self.source,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=not options.continues,
+                continue_final_message=options.continues,
+                **options.template_kwargs,
             )
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
+from engine.chat_options import DEFAULT_CHAT, ChatOptions
+from engine.infill import Infill
 from engine.outputs import RequestOutput, StepStats
 from engine.planning import PlannerReport
 from engine.sampling_params import SamplingParams
@@ -30,6 +32,7 @@ class ModelInfo:
         chat_template: Its source; empty without one.
         acceptance: Which acceptance rules requests may ask for.
         weights: Type of the model's weights: float32, float16, bfloat16 or int8.
+        takes_predictions: Whether drafts are made from the predictions that requests bring.
         probed_acceptance: Share of draft tokens accepted in the trial at start; None if there was none.
     """
 
@@ -42,6 +45,7 @@ class ModelInfo:
     weights: str
     chat_template: str = ""
     acceptance: AcceptancePolicy = ANY_LOSSLESS
+    takes_predictions: bool = True
     probed_acceptance: float | None = None
 
 
@@ -78,6 +82,20 @@ class EngineClient(Protocol):
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, made off the event loop."""
 
+    async def encode_continuation(self, text: str, before: Sequence[int]) -> list[int]:
+        """Token ids of a text as the model would write it behind other tokens, made off the event loop.
+
+        Raises:
+            InvalidRequest: The text holds half of a surrogate pair; it names prediction.
+        """
+
+    async def encode_infill(self, before: str, behind: str) -> Infill:
+        """The texts around a gap as a prompt, made off the event loop.
+
+        Raises:
+            InvalidRequest: The model does not fill gaps.
+        """
+
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
 
@@ -85,13 +103,17 @@ class EngineClient(Protocol):
         """What each token adds to the text they make together; it may be a part of a character."""
 
     async def apply_chat_template(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage] = ()
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ChatMessage] = (),
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> list[int]:
-        """Token ids of a conversation, ending where the assistant is to speak.
+        """Token ids of a conversation, ending where the assistant is to speak, or to go on.
 
         Args:
             messages: What was said.
             tools: Functions that the assistant may call, for templates that know of such things.
+            options: What else the template is told.
 
         Raises:
             InvalidRequest: The model has no chat template, or its template refuses the messages.

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
-from engine.drafting_config import DraftingSection, ModelSection, PlannerName
+from engine.drafting_config import DraftingSection, ModelSection, PlannerName, PredictingSection
 from engine.head_config import EagleSpeculation, MedusaSpeculation
 from engine.sampling_params import MAX_DRAFT_TOKENS
 from engine.section import Section
@@ -85,7 +85,7 @@ class SchedulerConfig(Section):
         return self
 
 
-class NoSpeculation(Section):
+class NoSpeculation(PredictingSection):
     """Plain decoding."""
 
     method: Literal["none"] = "none"

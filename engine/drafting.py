@@ -17,6 +17,7 @@ from engine.speculation.drafter import Drafter
 from engine.speculation.measurements import Measurements
 from engine.speculation.plan_record import PlanRecord
 from engine.speculation.planner import Grant, Load, Offer, Planner
+from engine.speculation.prediction import PredictionSpeculator
 from engine.speculation.step_cost import StepShape
 from engine.speculation.step_features import StepFeatures
 from engine.token_tree import TokenTree
@@ -59,6 +60,7 @@ class Drafting:
         drafters: In the order in which they are asked; those whose trees come with estimates first.
         planner: Who drafts how many nodes.
         measurements: What the planner goes by; it knows the same methods in the same order.
+        predictions: The one of the speculators that follows requests' predictions; None ignores them.
         clock: Seconds, monotonic.
     """
 
@@ -67,11 +69,13 @@ class Drafting:
         drafters: Sequence[Drafter],
         planner: Planner,
         measurements: Measurements,
+        predictions: PredictionSpeculator | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._drafters = tuple(drafters)
         self._planner = planner
         self._measurements = measurements
+        self._predictions = predictions
         self._clock = clock
         self._record = PlanRecord(clock)
         self._outgrown: set[str] = set()
@@ -151,6 +155,15 @@ class Drafting:
         stats = PlanStats(outcome, num_nodes, allotment.num_probes, *self._timed)
         self._record.note(stats)
         return Proposed(num_outgrown, stats)
+
+    def num_found(self, request: Request) -> int:
+        """How many tokens of its own prediction the request's answer has so far."""
+        speculation = request.params.speculation
+        if self._predictions is None or not speculation.enabled or not speculation.prediction:
+            return 0
+        return self._predictions.num_found(
+            request.request_id, speculation.prediction, request.token_ids, request.num_prompt_tokens
+        )
 
     def num_computed_tokens(self, request: Request) -> int:
         """Leading tokens of the request that all speculators' caches hold."""

@@ -16,7 +16,13 @@ Lookup = Literal["none", "ngram", "suffix"]
 AcceptanceName = Literal["match", "rejection", "block", "typical"]
 
 
-class DraftingSection(Section):
+class PredictingSection(Section):
+    """What all methods have in common, also the one that drafts nothing itself."""
+
+    predictions: bool = Field(True, description="Draft first from requests' predictions; off refuses them.")
+
+
+class DraftingSection(PredictingSection):
     """What all methods that draft have in common."""
 
     method: str

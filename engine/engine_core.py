@@ -98,8 +98,11 @@ class EngineCore:
             request.matcher = matcher or self.limits.grammars.compile(params.constraint)
         self._outputs.add(request_id, request.params, prompt_token_ids)
         self._requests[request_id] = request
+        speculation = request.params.speculation
         self._records[request_id] = RequestRecord(
-            arrival=self._clock(), is_lossless=is_lossless(request.params)
+            arrival=self._clock(),
+            is_lossless=is_lossless(request.params),
+            num_predicted_tokens=len(speculation.prediction) if speculation.enabled else 0,
         )
         self.scheduler.add(request)
 
@@ -251,6 +254,8 @@ class EngineCore:
         record = self._records[request.request_id]
         is_first = record.num_steps == 0
         self._recorder.committed(record, len(run), len(item.tree), len(accepted), self._clock())
+        if self._drafting is not None and record.num_predicted_tokens:
+            record.num_found_tokens = self._drafting.num_found(request)
         self.timer.enter(StepPart.OUTPUT)
         output = RequestOutput(
             request.request_id,

@@ -37,6 +37,7 @@ from engine.speculation.factory import (
 from engine.speculation.forced import ForcedSpeculator
 from engine.speculation.measurements import Measurements, MethodMeasurements
 from engine.speculation.planner import AutoPlanner, FixedPlanner, Planner
+from engine.speculation.prediction import PredictionSpeculator
 from engine.speculation_probe import log_probe, probe_speculation
 from engine.token_tree import MAX_NODES
 from engine.tokenizer import Tokenizer
@@ -149,7 +150,7 @@ class _Parts:
         drafting = None
         if self.drafters:
             planner = planner or _planner(config, self.measurements)
-            drafting = Drafting(self.drafters, planner, self.measurements)
+            drafting = Drafting(self.drafters, planner, self.measurements, _predictions(self.drafters))
         return EngineCore(
             self.runner,
             scheduler,
@@ -199,7 +200,8 @@ def _footprint(model: Draft) -> CacheFootprint:
 
 def _log_speculation(config: EngineConfig, drafts: Sequence[Draft], *, is_on: bool) -> None:
     if not is_on:
-        logger.info("speculation: none")
+        predictions = "the requests' own predictions alone" if config.speculation.predictions else "none"
+        logger.info("speculation: %s", predictions)
         return
     logger.info(
         "speculation: %s, at most %d draft tokens per step%s, accepted by %s",
@@ -251,29 +253,34 @@ def _grammars(target: LoadedModel, tokenizer: Tokenizer | None) -> GrammarCompil
 def _drafters(
     config: EngineConfig, target: LoadedModel, speculator: Speculator | None
 ) -> tuple[Drafter, ...]:
-    """The method itself, and before it a lookup and what grammars force; none without speculation."""
+    """The method itself; before it those that cost nothing: a prediction, what a grammar forces, a lookup."""
+    free = DraftRoom(MAX_NODES, target.max_model_len, None)
+    drafters: list[Drafter] = []
+    if config.speculation.predictions:
+        predictions = PredictionSpeculator(target.eos_token_ids)
+        drafters.append(Drafter("prediction", predictions, free, target.vocab_size, _has_prediction))
     if speculator is None:
-        return ()
-    wanted = [(config.speculation, speculator)]
+        return tuple(drafters)
+    drafters.append(Drafter("grammar", ForcedSpeculator(), free, target.vocab_size, _has_grammar))
     lookup = build_lookup(config, target)
-    if lookup is not None:
-        wanted.insert(0, lookup)
-    methods = [
-        Drafter(
-            settings.method,
-            each,
-            DraftRoom(
-                max_draft_nodes(settings),
-                target.max_model_len,
-                each.requirements.max_model_len,
-                branches=each.requirements.branches,
-            ),
-            target.vocab_size,
+    for settings, each in (*([] if lookup is None else [lookup]), (config.speculation, speculator)):
+        room = DraftRoom(
+            max_draft_nodes(settings),
+            target.max_model_len,
+            each.requirements.max_model_len,
+            branches=each.requirements.branches,
         )
-        for settings, each in wanted
-    ]
-    room = DraftRoom(MAX_NODES, target.max_model_len, None)
-    return (Drafter("grammar", ForcedSpeculator(), room, target.vocab_size, _has_grammar), *methods)
+        drafters.append(Drafter(settings.method, each, room, target.vocab_size))
+    return tuple(drafters)
+
+
+def _predictions(drafters: Sequence[Drafter]) -> PredictionSpeculator | None:
+    speculators = (drafter.speculator for drafter in drafters)
+    return next((each for each in speculators if isinstance(each, PredictionSpeculator)), None)
+
+
+def _has_prediction(request: Request) -> bool:
+    return bool(request.params.speculation.prediction)
 
 
 def _has_grammar(request: Request) -> bool:
@@ -295,4 +302,5 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         chat_template="" if tokenizer is None else tokenizer.chat_template,
         acceptance=config.speculation.policy,
         weights=target.weights,
+        takes_predictions=config.speculation.predictions,
     )

@@ -70,6 +70,8 @@ class SpeculationStats:
         num_draft_tokens: Draft nodes checked.
         num_accepted_tokens: Draft tokens that became part of the answer; never more than drafted.
         num_committed_tokens: Tokens of the answer; divided by num_steps: tokens per forward.
+        num_predicted_tokens: Tokens of the request's own prediction; 0 where it brought none.
+        num_found_tokens: Those among them that the answer has so far.
     """
 
     num_steps: int = 0
@@ -77,6 +79,8 @@ class SpeculationStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_committed_tokens: int = 0
+    num_predicted_tokens: int = 0
+    num_found_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from engine.errors import InvalidRequest
 MAX_DRAFT_TOKENS = 63
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 4
+MAX_BAD_WORDS = 256
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 
@@ -43,11 +44,14 @@ class SpeculationParams:
         num_draft_tokens: Draft nodes per step, at most MAX_DRAFT_TOKENS; None takes the server's setting.
         acceptance: The rule that verifies this request's drafts; None takes the server's, which is match
             unless it is set otherwise.
+        prediction: Tokens that the answer is likely to resemble. Drafted first, in chains of up to
+            MAX_DRAFT_TOKENS nodes unless num_draft_tokens says otherwise.
     """
 
     enabled: bool = True
     num_draft_tokens: int | None = None
     acceptance: Acceptance | None = None
+    prediction: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_draft_tokens is not None:
@@ -96,6 +100,10 @@ class SamplingParams:
         presence_penalty, frequency_penalty: OpenAI's, over the output; -2 to 2.
         repetition_penalty: Hugging Face's, over prompt and output; greater than 0, 1.0 is off.
         logit_bias: (token id, bias) pairs, added to the logits; -100 to 100.
+        bad_words: Token sequences that the answer must not have, at most MAX_BAD_WORDS: the last token of
+            each is kept away where the others stand at its end.
+        allowed_token_ids: The only ids that may be chosen, an end of the answer included; empty allows all.
+            Where bad_words or min_tokens would leave none of them, they yield.
         seed: Any signed 64-bit integer; None lets the engine draw one at admission.
         choice: Which of n answers to one prompt this is; part of the noise's key.
         stop: Strings that end the answer; the text is cut before the first of them.
@@ -108,6 +116,7 @@ class SamplingParams:
         include_stop_str_in_output: Keep the stop string that ended the answer.
         constraint: The format that the answer must have; None leaves it free.
         speculation: This request's say in its speculation.
+        priority: Lower ones leave the waiting queue first; equal ones in the order they came.
         cache_scope: Whose request this is, opaque: what the engine keeps of its text to draft from serves
             later requests of the same scope and no others.
     """
@@ -122,6 +131,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     choice: int = 0
     stop: tuple[str, ...] = ()
@@ -134,6 +145,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     constraint: Constraint | None = None
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    priority: int = 0
     cache_scope: str = ""
 
     def __post_init__(self) -> None:
@@ -159,11 +171,9 @@ class SamplingParams:
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None:
                 _check_range(name, count, 0, MAX_LOGPROBS)
-        if self.constraint is not None and self.ignore_eos:
-            raise InvalidRequest(
-                f"ignore_eos cannot be had with {self.constraint.param}: the answer ends with its format",
-                "ignore_eos",
-            )
+        _check_bad_words(self.bad_words)
+        if self.constraint is not None:
+            _check_beside(self.constraint, self)
 
     @property
     def is_greedy(self) -> bool:
@@ -186,6 +196,30 @@ def _check_lengths(max_tokens: int | None, min_tokens: int) -> None:
         raise InvalidRequest(
             f"min_tokens ({min_tokens}) must not exceed max_tokens ({max_tokens})", "min_tokens"
         )
+
+
+def _check_bad_words(words: Sequence[Sequence[int]]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidRequest(
+            f"bad_words are at most {MAX_BAD_WORDS} token sequences, got {len(words)} (a word that is spelt "
+            "otherwise behind a space makes two)",
+            "bad_words",
+        )
+    if not all(words):
+        raise InvalidRequest("bad_words must not contain an empty word: it would ban everything", "bad_words")
+
+
+def _check_beside(constraint: Constraint, params: SamplingParams) -> None:
+    """Refuses what could leave an answer of a prescribed format nothing to go on with."""
+    if params.ignore_eos:
+        raise InvalidRequest(
+            f"ignore_eos cannot be had with {constraint.param}: the answer ends with its format", "ignore_eos"
+        )
+    for name, wanted in (("bad_words", params.bad_words), ("allowed_token_ids", params.allowed_token_ids)):
+        if wanted:
+            raise InvalidRequest(
+                f"{name} cannot be had with {constraint.param}: say in the format what is allowed", name
+            )
 
 
 def _check_stop(stop: Sequence[str]) -> None:

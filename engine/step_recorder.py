@@ -17,8 +17,8 @@ class RequestRecord:
         last_output: When its last tokens were committed.
         num_cached_tokens: Prompt tokens that the prefix cache supplied when it first took part.
         is_lossless: Whether its acceptance rule keeps the model's law.
-        num_steps, num_drafts, num_draft_tokens, num_accepted_tokens, num_committed_tokens: See
-            SpeculationStats.
+        num_steps, num_drafts, num_draft_tokens, num_accepted_tokens, num_committed_tokens,
+            num_predicted_tokens, num_found_tokens: See SpeculationStats.
     """
 
     arrival: float
@@ -31,6 +31,8 @@ class RequestRecord:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_committed_tokens: int = 0
+    num_predicted_tokens: int = 0
+    num_found_tokens: int = 0
 
     def stats(self) -> SpeculationStats:
         """The counters, frozen."""
@@ -40,6 +42,8 @@ class RequestRecord:
             self.num_draft_tokens,
             self.num_accepted_tokens,
             self.num_committed_tokens,
+            self.num_predicted_tokens,
+            self.num_found_tokens,
         )
 
 

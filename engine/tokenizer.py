@@ -6,10 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from engine.chat_options import DEFAULT_CHAT, ChatOptions
 from engine.chat_template import ChatTemplate
 from engine.errors import InvalidRequest, ModelNotSupported
+from engine.infill import Infill, find_markers
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Tokens that decide how a text behind them is split; words of most vocabularies are shorter.
+_NUM_CONTEXT = 16
+# A character that merges with nothing behind it.
+_LEAD = "\u263a"
 _SENTENCEPIECE_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
@@ -51,6 +57,8 @@ class Tokenizer:
             for step in steps
         )
         self._bytes: dict[int, bytes] = {}
+        self._infill = find_markers(self._backend.token_to_id)
+        self._bos_token_id = tokenizer.bos_token_id
 
     @property
     def has_chat_template(self) -> bool:
@@ -73,6 +81,45 @@ class Tokenizer:
         """
         return self._encode(text, add_special_tokens, "prompt")
 
+    def encode_continuation(self, text: str, before: Sequence[int]) -> list[int]:
+        """Token ids of a text as the model would write it behind other tokens.
+
+        Where the tokens of the text would merge with those before it, which stand, it is encoded by itself.
+
+        Raises:
+            InvalidRequest: The text holds half of a surrogate pair, which no encoding can express.
+        """
+        lead = self.decode(before[-_NUM_CONTEXT:], skip_special_tokens=False)
+        lead_ids = self._encode(lead, False, "prediction")
+        token_ids = self._encode(lead + text, False, "prediction")
+        if token_ids[: len(lead_ids)] == lead_ids:
+            return token_ids[len(lead_ids) :]
+        return self._encode(text, False, "prediction")
+
+    def encode_infill(self, before: str, behind: str) -> Infill:
+        """The texts around a gap as a prompt for models that fill it.
+
+        Raises:
+            InvalidRequest: The model knows no gaps, or a text holds half of a surrogate pair.
+        """
+        if self._infill is None:
+            raise InvalidRequest(
+                "suffix is not supported: the model has no tokens for filling in the middle; leave it out",
+                "suffix",
+            )
+        encoded = self._infill.around(
+            self._encode(before, False, "prompt"), self._encode_inside(behind, "suffix")
+        )
+        lead = [token for token in self.encode("")[:1] if token == self._bos_token_id]
+        return Infill((*lead, *encoded.token_ids), encoded.end_token_ids)
+
+    def _encode_inside(self, text: str, param: str) -> list[int]:
+        """A text that does not begin anew, so that sentencepiece puts no space in front of it."""
+        if not self._strips_start:
+            return self._encode(text, False, param)
+        lead_ids = self._encode(_LEAD, False, param)
+        return self._encode(_LEAD + text, False, param)[len(lead_ids) :]
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids, with U+FFFD where bytes are no character."""
         hidden = self.special_ids if skip_special_tokens else frozenset()
@@ -88,9 +135,12 @@ class Tokenizer:
         return self._chat_template.source if self._chat_template else ""
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] = (),
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> list[int]:
-        """Token ids of a conversation, ending where the assistant is to speak; see EngineClient.
+        """Token ids of a conversation, ending where the assistant is to speak or go on; see EngineClient.
 
         Raises:
             InvalidRequest: There is no template, or it refuses or would leave out some of the messages.
@@ -102,7 +152,7 @@ class Tokenizer:
                 "messages",
             )
         # The template writes the special tokens itself.
-        return self._encode(self._chat_template.render(messages, tools), False, "messages")
+        return self._encode(self._chat_template.render(messages, tools, options), False, "messages")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to a text it does not begin; empty for ids outside the vocabulary."""
@@ -110,6 +160,10 @@ class Tokenizer:
         if found is None:
             found = self._bytes[token_id] = self._spelled(token_id)
         return found
+
+    def spelling(self, token_ids: Sequence[int]) -> list[bytes]:
+        """What each token adds to the text that they make together."""
+        return [*map(self.leading_bytes, token_ids[:1]), *map(self.token_bytes, token_ids[1:])]
 
     def token_text(self, token_id: int) -> str:
         """`token_bytes` as text, with U+FFFD where they are no whole character."""

@@ -23,18 +23,21 @@ from server.middleware import (
 )
 from server.protocol.chat import ChatCompletionChunk, ChatCompletionRequest
 from server.protocol.completion import CompletionRequest
+from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from server.routes.docs import docs_router
 from server.routes.generation import generation_router
 from server.routes.models import models_router
 from server.routes.planner import planner_router
 from server.routes.probes import probes_router
 from server.routes.profile import profile_router
+from server.routes.tokenization import tokenization_router
 from server.scopes import Scopes
 from server.services.admission import Admission
 from server.services.chat import ChatService
 from server.services.completion import CompletionService
 from server.services.limits import Limits
 from server.services.models import ModelService
+from server.services.tokenization import TokenizationService
 from server.tools.formats import ToolParserName
 from server.tools.plan import ToolPlanner
 
@@ -109,6 +112,7 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
             Scopes(),
         ),
         models_router(models),
+        tokenization_router(TokenizationService(engine, models)),
         probes_router(admission, metrics),
         docs_router(lambda: _schema(app)),
     ]
@@ -137,6 +141,8 @@ def _schema(app: FastAPI) -> dict[str, object]:
             [
                 (CompletionRequest, "validation"),
                 (ChatCompletionRequest, "validation"),
+                (TokenizeRequest, "validation"),
+                (DetokenizeRequest, "validation"),
                 (ChatCompletionChunk, "serialization"),
             ],
             ref_template="#/components/schemas/{model}",

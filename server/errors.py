@@ -31,6 +31,28 @@ RETRY_AFTER_SECONDS = 1
 
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
+OTHER_KINDS = {
+    "assistants": "assistants",
+    "audio": "model of speech",
+    "batches": "batches",
+    "classify": "model of classification",
+    "embeddings": "model of embeddings",
+    "files": "store of files",
+    "fine_tuning": "training",
+    "images": "model of images",
+    "messages": "endpoint of that format",
+    "moderations": "model of moderation",
+    "pooling": "model of embeddings",
+    "realtime": "model of speech",
+    "rerank": "model of ranking",
+    "score": "model of ranking",
+    "threads": "assistants",
+    "uploads": "store of files",
+    "vector_stores": "store of vectors",
+    "videos": "model of videos",
+}
+"""What there is under /v1 elsewhere."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -112,7 +134,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     messages = {
-        404: f"there is nothing at {where}; /docs lists what there is",
+        404: f"there is nothing at {where}{_other_kind(request.url.path)}; /docs lists what there is",
         405: f"{where} is not allowed; the Allow header lists the methods that are",
     }
     return ApiError(
@@ -121,6 +143,13 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         code=_HTTP_CODES.get(error.status_code),
         headers=error.headers,
     ).response
+
+
+def _other_kind(path: str) -> str:
+    """What a path of OpenAI's API asks for that needs a model, or a store, of another kind."""
+    parts = path.removeprefix("/").split("/")
+    wanted = OTHER_KINDS.get(parts[1]) if len(parts) > 1 and parts[0] == "v1" else None
+    return f", since this server's model generates text and it has no {wanted}" if wanted else ""
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:

@@ -4,10 +4,13 @@ import asyncio
 import codecs
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
+from engine.chat_options import DEFAULT_CHAT, ChatOptions
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
 from engine.errors import EngineDead, EngineError
+from engine.infill import Infill
 from engine.outputs import (
     FinishReason,
     RequestOutput,
@@ -15,7 +18,7 @@ from engine.outputs import (
     TokenLogprob,
     TopLogprob,
 )
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import SamplingParams, SpeculationParams
 
 BOS, EOS, END_OF_TURN = 256, 257, 258
 VOCAB_SIZE = 259
@@ -52,7 +55,7 @@ class FakeEngine:
         trace_error: Raised by trace().
         requests: What came in, in order.
         num_cached_tokens: What a prompt's first choice finds in the cache; each later one finds one more.
-        conversations, tools: What apply_chat_template() got, in order.
+        conversations, tools, chat_options: What apply_chat_template() got, in order.
         aborted: Ids of requests that were left before their end, in order.
         active: Ids of requests between generate() and their end, waiting ones included.
     """
@@ -73,11 +76,13 @@ class FakeEngine:
     template_error: Exception | None = None
     trace_error: EngineError | None = None
     acceptance: AcceptancePolicy = ANY_LOSSLESS
+    takes_predictions: bool = True
     alive: bool = True
     requests: list[FakeRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     active: set[str] = field(default_factory=set)
     conversations: list[list[ChatMessage]] = field(default_factory=list)
+    chat_options: list[ChatOptions] = field(default_factory=list)
     tools: list[list[ChatMessage]] = field(default_factory=list)
     listeners: list[StatsListener] = field(default_factory=list)
     running: int = 0
@@ -94,6 +99,7 @@ class FakeEngine:
             chat_template=self.chat_template,
             weights="int8",
             acceptance=self.acceptance,
+            takes_predictions=self.takes_predictions,
         )
 
     async def generate(
@@ -152,13 +158,20 @@ class FakeEngine:
                 num_prompt_tokens=len(request.prompt_token_ids),
                 num_cached_tokens=self.num_cached_tokens + params.choice,
                 num_output_tokens=start + len(run),
-                speculation=self._speculation(step, start + len(run), params.speculation.enabled),
+                speculation=self._speculation(step, tokens[: start + len(run)], params.speculation),
             )
 
-    def _speculation(self, step: int, num_tokens: int, enabled: bool) -> SpeculationStats:
+    def _speculation(self, step: int, said: bytes, wishes: SpeculationParams) -> SpeculationStats:
+        """Of a prediction the answer has what they begin with in common."""
+        num_tokens, enabled = len(said), wishes.enabled
+        num_predicted = len(wishes.prediction) * enabled
+        pairs = zip(said, wishes.prediction[:num_predicted], strict=False)
+        num_found = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if not num_tokens:
-            return SpeculationStats()
+            return SpeculationStats(num_predicted_tokens=num_predicted)
         return SpeculationStats(
+            num_predicted_tokens=num_predicted,
+            num_found_tokens=num_found,
             num_steps=step,
             num_drafts=step * enabled,
             num_draft_tokens=step * self.drafted_per_step * enabled,
@@ -180,6 +193,12 @@ class FakeEngine:
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * (self.add_bos and add_special_tokens) + list(text.encode())
 
+    async def encode_continuation(self, text: str, before: Sequence[int]) -> list[int]:
+        return list(text.encode())
+
+    async def encode_infill(self, before: str, behind: str) -> Infill:
+        return Infill((BOS, *before.encode(), EOS, *behind.encode(), END_OF_TURN), (33,))
+
     async def decode(self, token_ids: Sequence[int]) -> str:
         return b"".join(token_bytes(token) for token in token_ids).decode(errors="replace")
 
@@ -187,14 +206,18 @@ class FakeEngine:
         return [token_bytes(token) for token in token_ids]
 
     async def apply_chat_template(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage] = ()
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ChatMessage] = (),
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> list[int]:
+        self.chat_options.append(options)
         self.conversations.append(list(messages))
         self.tools.append(list(tools))
         if self.template_error is not None:
             raise self.template_error
         text = "".join(f"{message['role']}:{message['content']}\n" for message in messages)
-        return list(f"{text}assistant:".encode())
+        return list((text[:-1] if options.continues else f"{text}assistant:").encode())
 
     def subscribe(self, listener: StatsListener) -> None:
         self.listeners.append(listener)

@@ -16,7 +16,7 @@ MAX_FUNCTION_LINES = 50
 
 # Imports go upwards only: what stands in a row may use the rows above it, never its neighbours.
 ENGINE_LAYERS = (
-    ("errors",),
+    ("errors", "chat_options", "infill"),
     ("sampling_params", "chat_template", "section"),
     ("token_tree", "tree_config", "planning"),
     ("acceptance", "grammar"),
@@ -78,6 +78,8 @@ SEEN_BY_TRAINING = SEEN_BY_BENCH | {
 }
 SEEN_BY_SERVER = {
     "errors",
+    "chat_options",
+    "infill",
     "acceptance",
     "section",
     "config",

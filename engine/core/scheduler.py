@@ -63,8 +63,11 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     def add(self, request: Request) -> None:
-        """Queues a request."""
-        self.waiting.append(request)
+        """Queues a request behind those that are as urgent, and in front of those that are less."""
+        place = len(self.waiting)
+        while place and self.waiting[place - 1].params.priority > request.params.priority:
+            place -= 1
+        self.waiting.insert(place, request)
 
     def schedule(self) -> SchedulerOutput:
         """Plans one step and allocates its blocks."""

@@ -7,7 +7,7 @@ is fixed:
    (Keskar et al. 2019, Hugging Face's form)
 2. frequency_penalty and presence_penalty, over the output (OpenAI's)
 3. logit_bias
-4. the grammar's mask, and min_tokens: no EOS or stop id before that many tokens
+4. the grammar's mask; allowed_token_ids, bad_words; min_tokens: no EOS or stop id before that many tokens
    -- temperature 0 stops here: the highest logit is taken, the lowest id among equals --
 5. temperature
 6. top_k: the k highest logits; all that equal the k-th stay
@@ -124,6 +124,8 @@ def _changes_rows(group: RowGroup) -> bool:
         or params.presence_penalty != 0.0
         or bool(params.logit_bias)
         or group.matcher is not None
+        or bool(params.bad_words)
+        or bool(params.allowed_token_ids)
         or bool(group.rows_below_min_tokens())
     )
 

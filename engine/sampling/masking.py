@@ -18,6 +18,8 @@ def mask_rows(rows: torch.Tensor, group: RowGroup) -> None:
     allowed = None if group.matcher is None else _allowed(group, rows)
     if allowed is not None:
         rows.masked_fill_(~allowed, -torch.inf)
+    _keep_allowed(rows, group)
+    _ban_words(rows, group)
     _ban_early_ends(rows, group)
     if allowed is not None:
         dead = (rows.amax(dim=-1) == -torch.inf).nonzero()[:, 0]
@@ -37,6 +39,38 @@ def _allowed(group: RowGroup, rows: torch.Tensor) -> torch.Tensor:
     return bits.view(len(group), -1)[:, : rows.shape[1]].to(device=rows.device, dtype=torch.bool)
 
 
+def _keep_allowed(rows: torch.Tensor, group: RowGroup) -> None:
+    ids = [token for token in group.params.allowed_token_ids if token < rows.shape[1]]
+    if ids:
+        columns = torch.tensor(ids, dtype=torch.int64, device=rows.device)
+        kept = rows[:, columns]
+        rows.fill_(-torch.inf)
+        rows[:, columns] = kept
+
+
+def _ban_words(rows: torch.Tensor, group: RowGroup) -> None:
+    """Bans the last token of each word whose other tokens stand at the end, unless nothing else is left."""
+    words = group.params.bad_words
+    if not words:
+        return
+    reach = max(map(len, words)) - 1
+    begin = max(group.num_prompt_tokens, len(group.token_ids) - reach)
+    answer = tuple(group.token_ids[begin:])
+    for row, path in enumerate(group.paths):
+        said = answer + path
+        banned = {
+            word[-1]
+            for word in words
+            if len(word) <= len(said) + 1 and said[len(said) + 1 - len(word) :] == word[:-1]
+        }
+        columns = [token for token in banned if token < rows.shape[1]]
+        if columns:
+            left = rows[row].clone()
+            left[columns] = -torch.inf
+            if left.amax() > -torch.inf:
+                rows[row] = left
+
+
 def _ban_early_ends(rows: torch.Tensor, group: RowGroup) -> None:
     early = group.rows_below_min_tokens()
     # An id behind the vocabulary cannot be chosen, so there is nothing to ban.
@@ -47,7 +81,7 @@ def _ban_early_ends(rows: torch.Tensor, group: RowGroup) -> None:
     columns = torch.tensor(banned, dtype=torch.int64, device=rows.device)
     left = rows[index]
     left[:, columns] = -torch.inf
-    if group.matcher is not None:
+    if group.matcher is not None or group.params.allowed_token_ids:
         is_end = left.amax(dim=-1) == -torch.inf
         index, left = index[~is_end], left[~is_end]
     rows[index] = left

@@ -21,7 +21,7 @@ class StreamOptions(RequestModel):
         False, description="Send the usage in one more chunk, without choices, before [DONE]."
     )
     continuous_usage_stats: bool = Field(
-        False, description="Must be false in a stream: usage comes once, at its end."
+        False, description="Send the usage so far in every chunk; needs include_usage."
     )
 
 
@@ -63,7 +63,15 @@ class SpeculationOptions(RequestModel):
 
 
 class GenerationRequest(RequestModel):
-    """The fields of both endpoints."""
+    """The fields of both endpoints. Keys beyond them are kept by name, to be listed as ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def ignored_fields(self) -> list[str]:
+        """Keys that are no fields, and that do not ask for what is refused by name."""
+        understood = {field.name for field in self.refused_fields}
+        return [key for key in self.model_extra or () if key not in understood]
 
     model: str | None = Field(
         None, description="A name that /v1/models lists; default: the model that is served."
@@ -103,6 +111,17 @@ class GenerationRequest(RequestModel):
         description="Token ids and what is added to their logits, -100 to 100.",
         json_schema_extra={"default": {}},
     )
+    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], FailFast()] = Field(
+        [],
+        description="Words that the answer must not have, in the tokens that spell each by itself or behind "
+        "a space; other spellings are not kept away.",
+    )
+    allowed_token_ids: Annotated[list[int], FailFast()] = Field(
+        [],
+        min_length=1,
+        description="The only token ids that may be chosen. Where bad_words or min_tokens would leave none, "
+        "they yield.",
+    )
     min_tokens: int = Field(0, ge=0, description="Tokens before which the answer may not end by itself.")
     ignore_eos: bool = Field(False, description="Go on past the model's end-of-text tokens.")
     stop_token_ids: Annotated[list[int], FailFast()] = Field(
@@ -110,6 +129,15 @@ class GenerationRequest(RequestModel):
     )
     skip_special_tokens: bool = Field(True, description="Leave special tokens out of the text.")
     include_stop_str_in_output: bool = Field(False, description="Keep the stop string that ended the answer.")
+    priority: int = Field(
+        0,
+        ge=-(2**31),
+        lt=2**31,
+        description="Requests of a lower number leave the waiting queue first; what runs is not interrupted.",
+    )
+    return_token_ids: bool = Field(
+        False, description="Give the token ids of the prompt and of the answers, too."
+    )
     response_format: ResponseFormat | None = Field(
         None, description="What the answer's text must be; OpenAI's field. Default: anything."
     )
@@ -141,12 +169,13 @@ class GenerationRequest(RequestModel):
         return self
 
     @model_validator(mode="after")
-    def _usage_comes_once(self) -> Self:
+    def _usage_at_the_end_too(self) -> Self:
         # Not checked by the options themselves, because without a stream they have no effect.
-        if self.stream and self.stream_options.continuous_usage_stats:
+        options = self.stream_options
+        if self.stream and options.continuous_usage_stats and not options.include_usage:
             raise PydanticCustomError(
                 "continuous_usage_stats",
-                "{field} is not supported: usage comes once, at the end; use include_usage",
+                "{field} needs include_usage; set it or leave {field} out",
                 {"field": "stream_options.continuous_usage_stats"},
             )
         return self

@@ -7,11 +7,27 @@ from pydantic_core import PydanticCustomError
 
 from engine.sampling_params import MAX_LOGPROBS
 from server.protocol.base import GenerationRequest
-from server.protocol.fields import TextContent
+from server.protocol.fields import Prediction, TextContent
 from server.protocol.model import RequestModel
 from server.protocol.refused import REFUSED_IN_CHAT, REFUSED_IN_MESSAGES, RefusedField
 from server.protocol.tools import EarlierToolCall, Tool, ToolCall, ToolCallDelta, ToolChoice
-from server.protocol.usage import Answer, ChatFinishReasonField, StopReasonField
+from server.protocol.usage import (
+    Answer,
+    ChatFinishReasonField,
+    PromptTokenIdsField,
+    StopReasonField,
+    TokenIdsField,
+)
+
+TEMPLATE_ARGUMENTS = frozenset(
+    {
+        "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents",
+        "load_audio_from_video", "max_length", "messages", "padding", "processor_kwargs",
+        "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs",
+        "tools", "truncation",
+    }
+)  # fmt: skip
+"""What rendering itself is told, so that no template has a variable of that name to itself."""
 
 
 class ChatMessage(RequestModel):
@@ -57,6 +73,27 @@ class ChatCompletionRequest(GenerationRequest):
     max_tokens: int | None = Field(
         None, ge=1, description="The older name of max_completion_tokens, which wins where both are given."
     )
+    prediction: Prediction = Field(
+        "",
+        description="A text that much of the answer will be the same as, such as a file to be edited: as "
+        "text or text parts. It makes the answer faster and does not change it.",
+        json_schema_extra={"default": None},
+    )
+    separate_reasoning: bool = Field(
+        True,
+        description="Give the thoughts of models that think aloud, between <think> and </think>, as "
+        "reasoning_content; false leaves them in the content.",
+    )
+    continue_final_message: bool = Field(
+        False,
+        description="The last message, the assistant's, is the beginning of the answer: go on where it ends.",
+    )
+    add_generation_prompt: bool = Field(
+        True, description="Must be true, or false with continue_final_message, which implies it."
+    )
+    chat_template_kwargs: dict[str, object] = Field(
+        {}, description="Variables of the model's chat template, such as enable_thinking."
+    )
     tools: Annotated[list[Tool], FailFast()] = Field([], description="Functions that the model may call.")
     tool_choice: ToolChoice | None = Field(
         None,
@@ -68,6 +105,29 @@ class ChatCompletionRequest(GenerationRequest):
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="And of this many likeliest ones; needs logprobs."
     )
+
+    @model_validator(mode="after")
+    def _something_to_continue(self) -> Self:
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise PydanticCustomError(
+                "continue_final_message",
+                "{field} needs the last message to be the assistant's, not of role '{role}'",
+                {"field": "continue_final_message", "role": self.messages[-1].role},
+            )
+        if not (self.add_generation_prompt or self.continue_final_message):
+            raise PydanticCustomError(
+                "add_generation_prompt",
+                "{field} false is not supported: an answer begins where the template says so; leave it out",
+                {"field": "add_generation_prompt"},
+            )
+        taken = sorted(TEMPLATE_ARGUMENTS & self.chat_template_kwargs.keys())
+        if taken:
+            raise PydanticCustomError(
+                "chat_template_kwargs",
+                "{field} cannot set {name}, which this server sets itself",
+                {"field": "chat_template_kwargs", "name": taken[0]},
+            )
+        return self
 
     @model_validator(mode="after")
     def _tools_to_choose_from(self) -> Self:
@@ -119,6 +179,9 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = Field(
+        None, description="The thoughts of a model that thinks aloud; the key is absent without any."
+    )
     tool_calls: list[ToolCall] = Field(
         [], description="What the model wants called; the key is absent without calls."
     )
@@ -129,6 +192,7 @@ class MessageDelta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 
@@ -140,6 +204,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReasonField
     stop_reason: StopReasonField
+    token_ids: TokenIdsField = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -150,6 +215,7 @@ class ChatChunkChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReasonField
     stop_reason: StopReasonField
+    token_ids: TokenIdsField = None
 
 
 class ChatCompletion(Answer):
@@ -157,6 +223,7 @@ class ChatCompletion(Answer):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    prompt_token_ids: PromptTokenIdsField = None
 
 
 class ChatCompletionChunk(Answer):
@@ -164,3 +231,4 @@ class ChatCompletionChunk(Answer):
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
+    prompt_token_ids: PromptTokenIdsField = None

@@ -78,12 +78,12 @@ def _read_bias(key: str, bias: object) -> float:
     )
 
 
-def _read_content(value: object) -> str:
+def _read_content(value: object, between: str = "\n") -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("content_type", "must be a string or a list of text parts")
-    return "\n".join(_read_part(index, part) for index, part in enumerate(value))
+    return between.join(_read_part(index, part) for index, part in enumerate(value))
 
 
 def _read_part(index: int, part: object) -> str:
@@ -103,6 +103,19 @@ def _read_part(index: int, part: object) -> str:
             "content_part", "part {index} must have its text as a string", {"index": index}
         )
     return cast(str, part["text"])
+
+
+def _read_prediction(value: object) -> str:
+    if not isinstance(value, dict) or value.get("type") != "content" or "content" not in value:
+        raise PydanticCustomError(
+            "prediction_type", 'must be an object such as {"type": "content", "content": "the text"}'
+        )
+    # The parts of a text, not passages of a message: nothing comes between them.
+    return _read_content(value["content"], between="")
+
+
+def _read_prediction_or_text(value: object) -> str:
+    return value if isinstance(value, str) else _read_prediction(value)
 
 
 Prompts = Annotated[
@@ -141,23 +154,34 @@ LogitBias = Annotated[
     ),
 ]
 
-TextContent = Annotated[
-    str,
-    PlainValidator(_read_content),
-    WithJsonSchema(
+_TEXT_CONTENT: dict[str, object] = {
+    "anyOf": [
+        {"type": "string"},
         {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {
-                        "type": "object",
-                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                        "required": ["type", "text"],
-                    },
-                },
-            ]
-        }
-    ),
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+            },
+        },
+    ]
+}
+_PREDICTION: dict[str, object] = {
+    "type": "object",
+    "properties": {"type": {"const": "content"}, "content": _TEXT_CONTENT},
+    "required": ["type", "content"],
+}
+
+TextContent = Annotated[
+    str, PlainValidator(lambda value: _read_content(value)), WithJsonSchema(_TEXT_CONTENT)
+]
+
+Prediction = Annotated[str, PlainValidator(_read_prediction), WithJsonSchema(_PREDICTION)]
+
+PredictionOrText = Annotated[
+    str,
+    PlainValidator(_read_prediction_or_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _PREDICTION]}),
 ]

@@ -38,11 +38,8 @@ REFUSED_EVERYWHERE = (
     RefusedField("regex", (), "use structured_outputs.regex"),
     RefusedField("ebnf", (), "use structured_outputs.grammar"),
     RefusedField("grammar", ("",), "use structured_outputs.grammar"),
-    RefusedField("prediction", (), "this server takes no predicted outputs yet; leave it out"),
     RefusedField("logits_processors", ([],)),
     RefusedField("custom_logit_processor", ()),
-    RefusedField("bad_words", ([],), "use logit_bias"),
-    RefusedField("allowed_token_ids", (), "use logit_bias"),
     RefusedField("use_beam_search", (False,)),
     RefusedField("length_penalty", (1.0,)),
     RefusedField("typical_p", (1.0,)),
@@ -66,7 +63,6 @@ REFUSED_EVERYWHERE = (
     RefusedField("prompt_embeds", ([],), "this server reads text and token ids"),
     RefusedField("truncate_prompt_tokens", (), "shorten the prompt"),
     RefusedField("prompt_logprobs", (), "use echo with logprobs at /v1/completions"),
-    RefusedField("return_token_ids", (False,)),
 )
 
 REFUSED_IN_CHAT = (
@@ -81,10 +77,7 @@ REFUSED_IN_CHAT = (
     RefusedField("web_search_options", (), "this server searches nothing"),
     RefusedField("moderation", (), "this server moderates nothing"),
     RefusedField("chat_template", (), _TEMPLATE),
-    RefusedField("chat_template_kwargs", ({},), _TEMPLATE),
     RefusedField("documents", ([],), _TEMPLATE),
-    RefusedField("add_generation_prompt", (True,), _TEMPLATE),
-    RefusedField("continue_final_message", (False,), "use /v1/completions"),
     RefusedField("add_special_tokens", (False,), _TEMPLATE),
     RefusedField("echo", (False,), "use /v1/completions"),
     RefusedField("suffix", ("",), "use /v1/completions"),
@@ -95,7 +88,6 @@ REFUSED_IN_COMPLETIONS = (
     *REFUSED_EVERYWHERE,
     RefusedField("tools", ([],), "use /v1/chat/completions"),
     RefusedField("tool_choice", ("none",), "use /v1/chat/completions"),
-    RefusedField("suffix", ("",), "this server does not fill in the middle; leave it out"),
     RefusedField("max_completion_tokens", (), "this endpoint's field is max_tokens"),
     RefusedField("top_logprobs", (), "this endpoint's field is logprobs, a number"),
     RefusedField("add_special_tokens", (True,), "send token ids to decide about special tokens"),

@@ -21,6 +21,14 @@ StopReasonField = Annotated[
     Field(description="The stop string or stop token id that ended it, if one did."),
 ]
 
+TokenIdsField = Annotated[
+    list[int] | None, Field(description="The answer's token ids, or those new in a chunk; if asked for.")
+]
+PromptTokenIdsField = Annotated[
+    list[int] | None,
+    Field(description="The prompt's token ids, in a stream with the first chunk; if asked for."),
+]
+
 
 class PromptTokensDetails(BaseModel):
     """Where the prompt's tokens came from."""
@@ -29,11 +37,11 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """What speculation did for the answer's tokens."""
+    """What became of the request's prediction, over all choices; 0 without one."""
 
-    accepted_prediction_tokens: int = Field(description="Draft tokens that became part of the answer.")
+    accepted_prediction_tokens: int = Field(description="Tokens of the prediction that the answer has.")
     rejected_prediction_tokens: int = Field(
-        description="Draft tokens checked in vain; they are not among completion_tokens."
+        description="Those that a finished answer does not have; they are not among completion_tokens."
     )
 
 

@@ -1,6 +1,7 @@
 """How handlers read requests and write answers."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -16,6 +17,11 @@ from server.sse import as_json
 AnyRequest = TypeVar("AnyRequest", bound=RequestModel)
 
 JSON_TYPE = "application/json"
+IGNORED_HEADER = "x-outrider-ignored-fields"
+MAX_IGNORED_NAMES = 32
+
+# A header takes no other characters, and need not repeat a novel.
+_SANE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # For the schema: what every endpoint may answer besides its success.
 ERROR_RESPONSES: dict[int | str, dict[str, object]] = {
@@ -52,6 +58,15 @@ async def read_body(request: Request, kind: type[AnyRequest]) -> AnyRequest:
 def json_response(model: BaseModel) -> Response:
     """A model as the answer."""
     return Response(as_json(model), media_type=JSON_TYPE)
+
+
+def name_ignored(response: Response, fields: Sequence[str]) -> Response:
+    """The response with a header that lists fields of the request that had no effect."""
+    names = [name for name in fields if _SANE_NAME.fullmatch(name)][:MAX_IGNORED_NAMES]
+    unnamed = len(fields) - len(names)
+    if fields:
+        response.headers[IGNORED_HEADER] = ", ".join([*names, f"and {unnamed} more"] if unnamed else names)
+    return response
 
 
 def body_schema(kind: type[BaseModel], example: Mapping[str, object]) -> dict[str, object]:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from server.disconnect import until_disconnect
 from server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from server.protocol.completion import Completion, CompletionRequest
-from server.routes.bodies import ERROR_RESPONSES, body_schema, json_response, read_body
+from server.routes.bodies import ERROR_RESPONSES, body_schema, json_response, name_ignored, read_body
 from server.scopes import Scopes
 from server.services.admission import Admission
 from server.services.chat import ChatService
@@ -38,11 +38,11 @@ def generation_router(
         """Continue a text."""
         admission.check()
         body = await read_body(request, CompletionRequest)
+        scope = scopes.name(request.headers)
         if body.stream:
-            return EventStream(completions.stream(body, scopes.name(request.headers)))
-        return json_response(
-            await until_disconnect(request.receive, completions.complete(body, scopes.name(request.headers)))
-        )
+            return name_ignored(EventStream(completions.stream(body, scope)), body.ignored_fields)
+        answer = await until_disconnect(request.receive, completions.complete(body, scope))
+        return name_ignored(json_response(answer), body.ignored_fields)
 
     @router.post(
         "/v1/chat/completions",
@@ -54,11 +54,11 @@ def generation_router(
         """Continue a conversation."""
         admission.check()
         body = await read_body(request, ChatCompletionRequest)
+        scope = scopes.name(request.headers)
         if body.stream:
-            return EventStream(chat.stream(body, scopes.name(request.headers)))
-        return json_response(
-            await until_disconnect(request.receive, chat.complete(body, scopes.name(request.headers)))
-        )
+            return name_ignored(EventStream(chat.stream(body, scope)), body.ignored_fields)
+        answer = await until_disconnect(request.receive, chat.complete(body, scope))
+        return name_ignored(json_response(answer), body.ignored_fields)
 
     return router
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+from engine.chat_options import ChatOptions
 from engine.client import EngineClient
 from engine.errors import InvalidRequest
 from server.protocol.chat import (
@@ -12,12 +13,15 @@ from server.protocol.chat import (
     ChatCompletionChunk,
     ChatCompletionRequest,
 )
+from server.services.bad_words import with_bad_words
 from server.services.chat_choice import ChatChoiceWriter, fold, says_something
 from server.services.generation import generate, make_choices
 from server.services.ledger import Ledger
 from server.services.limits import Limits
 from server.services.models import AnswerHead, ModelService
 from server.services.params import chat_params
+from server.services.prediction import with_prediction
+from server.services.reasoning import OPENING, ReasoningSplitter, has_thoughts
 from server.services.streaming import as_chunks
 from server.tools.plan import ToolPlanner
 
@@ -50,7 +54,7 @@ class ChatService:
             async for batch in batches:
                 for delta in batch:
                     parts[delta.index].append(delta)
-        return ChatCompletion(
+        answer = ChatCompletion(
             id=head.id,
             object="chat.completion",
             created=head.created,
@@ -60,6 +64,9 @@ class ChatService:
             usage=ledger.usage,
             speculation=ledger.speculation,
         )
+        if request.return_token_ids:
+            answer.prompt_token_ids = list(writers[0].choice.prompt_token_ids)
+        return answer
 
     async def stream(
         self, request: ChatCompletionRequest, scope: str
@@ -72,10 +79,14 @@ class ChatService:
             self._deltas(writers, ledger),
             lambda deltas: _chunk(head, deltas),
             ledger,
-            request.stream_options.include_usage,
+            request.stream_options,
         )
+        prompt_is_due = request.return_token_ids
         async with aclosing(chunks) as batches:
             async for batch in batches:
+                if prompt_is_due and batch:
+                    batch[0].prompt_token_ids = list(writers[0].choice.prompt_token_ids)
+                    prompt_is_due = False
                 yield batch
 
     async def _writers(
@@ -84,17 +95,36 @@ class ChatService:
         self._limits.check_choices(request.n, "n")
         plan = await self._tools.plan(request)
         messages, tools = self._tools.conversation(request)
-        token_ids = await self._engine.apply_chat_template(messages, tools)
+        options = ChatOptions(request.continue_final_message, request.chat_template_kwargs)
+        token_ids = await self._engine.apply_chat_template(messages, tools, options)
         if not token_ids:
             raise InvalidRequest("messages make an empty prompt with this model's chat template", "messages")
         params = chat_params(request, len(token_ids), self._engine.model, self._limits.max_logprobs)
+        params = await with_bad_words(params, self._engine, request.bad_words)
+        params = await with_prediction(params, self._engine, request.prediction, token_ids)
         params = replace(params, cache_scope=scope)
         if plan is not None:
             params = plan.applied(params)
+        splits, is_open = await self._thoughts(request, token_ids)
         return [
-            ChatChoiceWriter(choice, plan)
+            ChatChoiceWriter(
+                choice,
+                plan,
+                ReasoningSplitter(is_open=is_open) if splits else None,
+                with_token_ids=request.return_token_ids,
+            )
             for choice in make_choices(call_id, 0, request.n, token_ids, params)
         ]
+
+    async def _thoughts(
+        self, request: ChatCompletionRequest, prompt_token_ids: Sequence[int]
+    ) -> tuple[bool, bool]:
+        """Whether thoughts are taken apart, and whether the prompt has begun them."""
+        if not (request.separate_reasoning and has_thoughts(self._engine.model.chat_template)):
+            return False, False
+        # The tag and white space, in however many tokens.
+        end = await self._engine.decode(prompt_token_ids[-len(OPENING) - 4 :])
+        return True, end.rstrip().endswith(OPENING)
 
     async def _deltas(
         self, writers: Sequence[ChatChoiceWriter], ledger: Ledger

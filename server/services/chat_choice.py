@@ -7,6 +7,7 @@ from server.protocol.chat import AssistantMessage, ChatChoice, ChatChunkChoice, 
 from server.protocol.tools import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
 from server.services.generation import Choice
 from server.services.logprobs import chat_logprobs
+from server.services.reasoning import ReasoningSplitter
 from server.tools.parser import CallDelta, Parsed
 from server.tools.plan import ToolPlan
 
@@ -17,11 +18,22 @@ class ChatChoiceWriter:
     Args:
         choice: Which.
         plan: How calls in it are read; None takes all of the text as content.
+        reasoning: Takes thoughts apart; None leaves them in the content.
+        with_token_ids: Whether the deltas have the token ids.
     """
 
-    def __init__(self, choice: Choice, plan: ToolPlan | None) -> None:
+    def __init__(
+        self,
+        choice: Choice,
+        plan: ToolPlan | None,
+        reasoning: ReasoningSplitter | None = None,
+        *,
+        with_token_ids: bool = False,
+    ) -> None:
         self.choice = choice
+        self._with_token_ids = with_token_ids
         self._plan = plan
+        self._reasoning = reasoning
         self._parser = plan.parser() if plan is not None else None
         self._has_begun = False
         self._has_content = False
@@ -32,10 +44,11 @@ class ChatChoiceWriter:
         message = MessageDelta() if self._has_begun else MessageDelta(role="assistant")
         self._has_begun = True
         reason = output.finish_reason and output.finish_reason.value
+        text = self._said(output.text, message, is_last=is_last)
         if self._parser is None:
-            message.content = output.text
+            message.content = text
         else:
-            parsed = self._parser.feed(output.text)
+            parsed = self._parser.feed(text)
             self._add(message, parsed)
             if is_last:
                 self._add(message, self._parser.finish())
@@ -43,13 +56,27 @@ class ChatChoiceWriter:
                     reason = "tool_calls"
                 if not (self._parser.num_calls or self._has_content):
                     message.content = ""
-        return ChatChunkChoice(
+        delta = ChatChunkChoice(
             index=self.choice.index,
             delta=message,
             logprobs=None if output.logprobs is None else chat_logprobs(output.logprobs),
             finish_reason=reason,
             stop_reason=output.stop_reason,
         )
+        if self._with_token_ids:
+            delta.token_ids = list(output.token_ids)
+        return delta
+
+    def _said(self, text: str, message: MessageDelta, *, is_last: bool) -> str:
+        """A text without its thoughts, which go to the message's own place for them."""
+        if self._reasoning is None:
+            return text
+        parts = [self._reasoning.feed(text)]
+        if is_last:
+            parts.append(self._reasoning.finish())
+        if thoughts := "".join(part.reasoning for part in parts):
+            message.reasoning_content = thoughts
+        return "".join(part.content for part in parts)
 
     def _add(self, message: MessageDelta, parsed: Parsed) -> None:
         if parsed.content:
@@ -73,7 +100,15 @@ class ChatChoiceWriter:
 def says_something(choice: ChatChunkChoice) -> bool:
     """Whether a delta is worth an event."""
     delta = choice.delta
-    return bool(delta.role or delta.content or delta.tool_calls or choice.logprobs or choice.finish_reason)
+    return bool(
+        delta.role
+        or delta.content
+        or delta.reasoning_content
+        or delta.tool_calls
+        or choice.logprobs
+        or choice.token_ids
+        or choice.finish_reason
+    )
 
 
 def fold(deltas: Sequence[ChatChunkChoice]) -> ChatChoice:
@@ -87,7 +122,9 @@ def fold(deltas: Sequence[ChatChunkChoice]) -> ChatChoice:
     )
     if calls:
         message.tool_calls = calls
-    return ChatChoice(
+    if thoughts := "".join(delta.delta.reasoning_content or "" for delta in deltas):
+        message.reasoning_content = thoughts
+    whole = ChatChoice(
         index=last.index,
         message=message,
         logprobs=ChatLogprobs(content=[entry for part in logprobs for entry in part.content])
@@ -96,6 +133,9 @@ def fold(deltas: Sequence[ChatChunkChoice]) -> ChatChoice:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
     )
+    if last.token_ids is not None:
+        whole.token_ids = [token_id for delta in deltas for token_id in delta.token_ids or ()]
+    return whole
 
 
 def _fold_calls(deltas: Sequence[ToolCallDelta]) -> list[ToolCall]:

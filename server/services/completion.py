@@ -9,12 +9,14 @@ from engine.errors import InvalidRequest
 from engine.outputs import RequestOutput
 from server.protocol.completion import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from server.protocol.fields import PromptInput
+from server.services.bad_words import with_bad_words
 from server.services.generation import Choice, generate, make_choices
 from server.services.ledger import Ledger
 from server.services.limits import Limits
 from server.services.logprobs import CompletionLogprobsBuilder, TextOffsets, join_logprobs
 from server.services.models import AnswerHead, ModelService
 from server.services.params import check_token_ids, completion_params
+from server.services.prediction import with_prediction
 from server.services.streaming import as_chunks
 
 
@@ -71,7 +73,7 @@ class CompletionService:
             self._deltas(writers, ledger),
             lambda choices: _chunk(head, choices),
             ledger,
-            request.stream_options.include_usage,
+            request.stream_options,
         )
         async with aclosing(chunks) as batches:
             async for batch in batches:
@@ -81,22 +83,30 @@ class CompletionService:
         self._limits.check_choices(len(request.prompt) * request.n, "prompt")
         writers = []
         for prompt_index, prompt in enumerate(request.prompt):
-            token_ids = await self._token_ids(prompt)
+            token_ids, ends = await self._token_ids(prompt, request.suffix)
             params = completion_params(request, len(token_ids), self._engine.model, self._limits.max_logprobs)
-            params = replace(params, cache_scope=scope)
+            params = await with_bad_words(params, self._engine, request.bad_words)
+            params = await with_prediction(params, self._engine, request.prediction, token_ids)
+            params = replace(params, cache_scope=scope, stop_token_ids=(*params.stop_token_ids, *ends))
             echo = await self._echo(prompt, token_ids) if request.echo else None
             choices = make_choices(call_id, prompt_index, request.n, token_ids, params)
-            writers += [_ChoiceWriter(choice, echo) for choice in choices]
+            writers += [
+                _ChoiceWriter(choice, echo, with_token_ids=request.return_token_ids) for choice in choices
+            ]
         return writers
 
-    async def _token_ids(self, prompt: PromptInput) -> Sequence[int]:
+    async def _token_ids(self, prompt: PromptInput, suffix: str) -> tuple[Sequence[int], Sequence[int]]:
+        """A prompt's token ids, and ids that end its answer beside the model's own."""
         if not isinstance(prompt, str):
             check_token_ids(prompt, self._engine.model, "prompt")
-            return prompt
+            return prompt, ()
+        if suffix:
+            infill = await self._engine.encode_infill(prompt, suffix)
+            return infill.token_ids, infill.end_token_ids
         token_ids = await self._engine.encode(prompt)
         if not token_ids:
             raise InvalidRequest("prompt must not be empty: the model needs a token to start from", "prompt")
-        return token_ids
+        return token_ids, ()
 
     async def _echo(self, prompt: PromptInput, token_ids: Sequence[int]) -> Echo:
         decoded = await self._engine.decode(token_ids)
@@ -123,8 +133,10 @@ class CompletionService:
 class _ChoiceWriter:
     """Turns the outputs of one choice into deltas."""
 
-    def __init__(self, choice: Choice, echo: Echo | None) -> None:
+    def __init__(self, choice: Choice, echo: Echo | None, *, with_token_ids: bool) -> None:
         self.choice = choice
+        self._with_token_ids = with_token_ids
+        self._has_begun = False
         self._echo = echo
         with_top = bool(choice.params.logprobs)
         start = len(echo.text) if echo else 0
@@ -135,13 +147,19 @@ class _ChoiceWriter:
 
     def write(self, output: RequestOutput) -> CompletionChoice:
         echo, self._echo = self._echo, None
-        return CompletionChoice(
+        delta = CompletionChoice(
             index=self.choice.index,
             text=(echo.text if echo else "") + output.text,
             logprobs=self._logprobs_of(output, echo),
             finish_reason=output.finish_reason and output.finish_reason.value,
             stop_reason=output.stop_reason,
         )
+        if self._with_token_ids:
+            delta.token_ids = list(output.token_ids)
+            if not self._has_begun:
+                delta.prompt_token_ids = list(self.choice.prompt_token_ids)
+        self._has_begun = True
+        return delta
 
     def _logprobs_of(self, output: RequestOutput, echo: Echo | None) -> CompletionLogprobs | None:
         if output.logprobs is None and output.prompt_logprobs is None:
@@ -154,7 +172,7 @@ class _ChoiceWriter:
 
 
 def _says_something(delta: CompletionChoice) -> bool:
-    return bool(delta.text or delta.logprobs or delta.finish_reason)
+    return bool(delta.text or delta.logprobs or delta.token_ids or delta.finish_reason)
 
 
 def _chunk(head: AnswerHead, choices: list[CompletionChoice]) -> Completion:
@@ -171,10 +189,14 @@ def _chunk(head: AnswerHead, choices: list[CompletionChoice]) -> Completion:
 def _fold(deltas: Sequence[CompletionChoice]) -> CompletionChoice:
     logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
     last = deltas[-1]
-    return CompletionChoice(
+    whole = CompletionChoice(
         index=last.index,
         text="".join(delta.text for delta in deltas),
         logprobs=join_logprobs(logprobs) if logprobs else None,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
     )
+    if last.token_ids is not None:
+        whole.prompt_token_ids = deltas[0].prompt_token_ids
+        whole.token_ids = [token_id for delta in deltas for token_id in delta.token_ids or ()]
+    return whole

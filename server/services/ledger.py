@@ -42,7 +42,6 @@ class Ledger:
         prompts = [self._latest[index] for index in self._first_of_prompt.values()]
         num_prompt = sum(output.num_prompt_tokens for output in prompts)
         num_output = sum(output.num_output_tokens for output in self._latest.values())
-        stats = self._speculation
         return Usage(
             prompt_tokens=num_prompt,
             completion_tokens=num_output,
@@ -50,10 +49,7 @@ class Ledger:
             prompt_tokens_details=PromptTokensDetails(
                 cached_tokens=sum(output.num_cached_tokens for output in prompts)
             ),
-            completion_tokens_details=CompletionTokensDetails(
-                accepted_prediction_tokens=stats.num_accepted_tokens,
-                rejected_prediction_tokens=stats.num_draft_tokens - stats.num_accepted_tokens,
-            ),
+            completion_tokens_details=self._predictions,
         )
 
     @property
@@ -68,6 +64,17 @@ class Ledger:
             tokens_per_forward=stats.num_committed_tokens / stats.num_steps if stats.num_steps else None,
             acceptance=self._params.speculation.acceptance or Acceptance.MATCH,
             lossless=is_lossless(self._params),
+        )
+
+    @property
+    def _predictions(self) -> CompletionTokensDetails:
+        """What became of predictions; what an answer does not have yet is not rejected before its end."""
+        each = [(output.speculation, output.finish_reason) for output in self._latest.values()]
+        return CompletionTokensDetails(
+            accepted_prediction_tokens=sum(stats.num_found_tokens for stats, _ in each),
+            rejected_prediction_tokens=sum(
+                stats.num_predicted_tokens - stats.num_found_tokens for stats, reason in each if reason
+            ),
         )
 
     @property

@@ -99,6 +99,7 @@ def _params(
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     check_token_ids(request.stop_token_ids, model, "stop_token_ids")
+    check_token_ids(request.allowed_token_ids, model, "allowed_token_ids")
     check_token_ids([token_id for token_id, _ in request.logit_bias], model, "logit_bias")
     acceptance = request.speculation.acceptance
     params = SamplingParams(
@@ -112,6 +113,7 @@ def _params(
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=request.repetition_penalty,
         logit_bias=request.logit_bias,
+        allowed_token_ids=tuple(request.allowed_token_ids),
         seed=request.seed,
         stop=request.stop,
         stop_token_ids=tuple(request.stop_token_ids),
@@ -121,6 +123,7 @@ def _params(
         skip_special_tokens=request.skip_special_tokens,
         include_stop_str_in_output=request.include_stop_str_in_output,
         constraint=constraint_of(request),
+        priority=request.priority,
         speculation=SpeculationParams(
             enabled=request.speculation.enabled,
             num_draft_tokens=request.speculation.num_draft_tokens,

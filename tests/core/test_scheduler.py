@@ -1,5 +1,6 @@
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -524,3 +525,17 @@ def test_integrity_check_finds_books_that_disagree() -> None:
     scheduler.waiting[0].status = RequestStatus.RUNNING
     with pytest.raises(AssertionError, match="culprit"):
         scheduler.check_integrity()
+
+
+def test_lower_priorities_leave_the_queue_first_and_equal_ones_in_their_order() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    runs = add(scheduler, "runs", 4, 0)
+    step(scheduler)
+    for place, (name, priority) in enumerate([("a", 0), ("b", 5), ("c", -1), ("d", 0), ("e", -1)]):
+        request = make_request(name, prompt(4, 10 * place + 10))
+        request.params = replace(request.params, priority=priority)
+        scheduler.add(request)
+    assert ids(scheduler.waiting) == ["c", "e", "a", "d", "b"]
+    assert ids(scheduler.running) == ["runs"], "what runs is not interrupted"
+    scheduler.finish(runs)
+    assert sizes(step(scheduler)) == [("c", 4, 0)]

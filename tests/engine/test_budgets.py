@@ -88,7 +88,7 @@ def test_neither_the_target_nor_the_draft_model_exceeds_the_budget() -> None:
         num_kv_blocks=400,
     )
     assert llm._core._drafting is not None
-    speculator = llm._core._drafting._drafters[0].speculator
+    speculator = llm._core._drafting._drafters[-1].speculator
     assert isinstance(speculator, DraftModelSpeculator)
     targets, drafts = watched(llm._core._runner), watched(speculator._runner)
     answers = answer_with_a_late_comer(llm)

@@ -65,6 +65,7 @@ def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> 
     assert by_flags.engine.speculation == DraftModelSpeculation(
         draft_model="7",
         draft_revision="7",
+        predictions=False,
         num_draft_tokens=15,
         allow_lossy=True,
         extra_draft_models=("8", "9"),

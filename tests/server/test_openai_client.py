@@ -51,6 +51,7 @@ def test_chat(client: openai.OpenAI) -> None:
         logprobs=True,
         top_logprobs=2,
         seed=1,
+        prediction={"type": "content", "content": "Hello, moon!"},
         extra_body={"speculation": {"enabled": True}, "top_k": 5},
     )
     assert answer.choices[0].message.content == "Hello, world!"
@@ -60,8 +61,8 @@ def test_chat(client: openai.OpenAI) -> None:
     assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
     assert answer.usage is not None
     assert answer.usage.completion_tokens_details is not None
-    assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 8
-    assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 12
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 7
+    assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 5
     assert answer.model_extra is not None
     assert answer.model_extra["speculation"]["steps"] == 5
 

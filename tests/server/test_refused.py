@@ -28,7 +28,6 @@ def test_what_would_change_the_answer_is_refused_by_name(served: Served, endpoin
         ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
         ("function_call", "auto"),
-        ("prediction", {"type": "content", "content": "x"}),
         ("modalities", ["text", "audio"]),
         ("reasoning_effort", "high"),
         ("verbosity", "low"),

@@ -28,6 +28,7 @@ def references(node: object) -> Iterator[str]:
 def test_schema_has_every_endpoint_and_resolves(schema: dict[str, Any]) -> None:
     assert set(schema["paths"]) == {
         *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}"),
+        *("/tokenize", "/detokenize", "/version"),
         *("/health", "/ready", "/metrics"),
     }
     found = set(references(schema))

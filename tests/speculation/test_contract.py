@@ -13,6 +13,7 @@ from engine.speculation.base import DraftRequest, Speculator
 from engine.speculation.continuation import GrowthRules
 from engine.speculation.growth import Gardener, SequoiaGardener, StaticGardener
 from engine.speculation.ngram import NgramSpeculator
+from engine.speculation.prediction import PredictionSpeculator
 from engine.speculation.suffix import SuffixSpeculator
 from engine.speculation.text_store import TextStore
 from engine.speculation.tree_shape import PRIOR_RATES, likeliest_shape
@@ -53,6 +54,7 @@ SPECULATORS: dict[str, Callable[[], Speculator]] = {
     "suffix, chains": lambda: SuffixSpeculator(
         GrowthRules(1.0, 0.0, is_tree=False), 5, frozenset({257}), TextStore(10, 1000)
     ),
+    "prediction": lambda: PredictionSpeculator(frozenset({257})),
     "draft_model": draft_model,
     "static tree": lambda: draft_model(static_tree()),
     "sequoia tree": lambda: draft_model(SequoiaGardener(6, 4)),
@@ -68,10 +70,11 @@ def make(request: pytest.FixtureRequest) -> Callable[[], Speculator]:
 def texts(lengths: tuple[int, ...] = (3, 17, 17, 30)) -> list[Text]:
     """Requests of all kinds whose prompts repeat themselves; two of them compete for one place."""
     sampled = SamplingParams(seed=4, temperature=1.3, top_p=0.9, repetition_penalty=1.1)
+    plain = SpeculationParams(prediction=tuple(n % 6 for n in range(40)))
     kinds = (
-        GREEDY,
-        sampled,
-        replace(sampled, speculation=SpeculationParams(acceptance=Acceptance.REJECTION)),
+        replace(GREEDY, speculation=plain),
+        replace(sampled, speculation=plain),
+        replace(sampled, speculation=replace(plain, acceptance=Acceptance.REJECTION)),
     )
     blocks = Blocks()
     found = []

@@ -1,0 +1,81 @@
+"""Thoughts apart from the answer: <think> ... </think> of models that reason, piece by piece."""
+
+from dataclasses import dataclass
+
+OPENING, CLOSING = "<think>", "</think>"
+
+
+def has_thoughts(chat_template: str) -> bool:
+    """Whether a model's template speaks of thoughts."""
+    return CLOSING in chat_template
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What a piece of text is.
+
+    Attributes:
+        reasoning: The thoughts in it.
+        content: What is said.
+    """
+
+    reasoning: str = ""
+    content: str = ""
+
+
+class ReasoningSplitter:
+    """Splits an answer that may begin with thoughts.
+
+    Thoughts stand at the very beginning, between tags, or begin there if the prompt has opened the tag. White
+    space behind either tag belongs to neither part. What may become a tag is held back.
+
+    Args:
+        is_open: The prompt ends with the opening tag.
+    """
+
+    def __init__(self, *, is_open: bool) -> None:
+        self._is_thinking = is_open
+        self._may_open = not is_open
+        self._strips = is_open
+        self._held = ""
+
+    def feed(self, text: str) -> Split:
+        """Takes the next piece."""
+        text, self._held = self._held + text, ""
+        if self._may_open:
+            begin = text.lstrip()
+            if OPENING.startswith(begin[: len(OPENING)]) and len(begin) < len(OPENING):
+                self._held = text
+                return Split()
+            self._may_open = False
+            if begin.startswith(OPENING):
+                self._is_thinking = self._strips = True
+                text = begin.removeprefix(OPENING)
+        if not self._is_thinking:
+            return Split(content=self._stripped(text))
+        thought, closing, rest = text.partition(CLOSING)
+        if closing:
+            thought = self._stripped(thought)
+            self._is_thinking, self._strips = False, True
+            return Split(thought, self._stripped(rest))
+        self._held = _beginning_of_closing(thought)
+        return Split(reasoning=self._stripped(thought[: len(thought) - len(self._held)]))
+
+    def finish(self) -> Split:
+        """What was held back, when the answer ends."""
+        held, self._held = self._held, ""
+        return Split(reasoning=held) if self._is_thinking else Split(content=held)
+
+    def _stripped(self, text: str) -> str:
+        if self._strips:
+            text = text.lstrip()
+            self._strips = not text
+        return text
+
+
+def _beginning_of_closing(text: str) -> str:
+    """The end of a text that may be the beginning of the closing tag."""
+    for length in range(min(len(CLOSING) - 1, len(text)), 0, -1):
+        if CLOSING.startswith(text[-length:]):
+            return text[-length:]
+    return ""
