@@ -6,9 +6,19 @@ from collections.abc import Iterator
 import pytest
 
 from engine.speculation.alignment import Alignment
+from engine.speculation.evidence import EqualShares
 
 LINES = [f"    total = total + item.size({n}) if item else total - {n}\n" for n in range(40)]
 TEXT = "def count(items):\n" + "".join(LINES) + "    return total\n"
+
+
+def draft_of(
+    alignment: Alignment, budget: int, *, num_requests: int = 1, ends: tuple[int, ...] = ()
+) -> list[int]:
+    tree = alignment.draft(budget, EqualShares(num_requests), ends)
+    assert tree.parents == tuple(range(len(tree)))
+    assert list(tree.probabilities) == sorted(tree.probabilities, reverse=True)
+    return list(tree.tokens)
 
 
 def drafted(prediction: str, answer: str, budget: int = 63) -> list[tuple[int, int]]:
@@ -20,7 +30,7 @@ def steps(alignment: Alignment, answer: list[int], budget: int) -> Iterator[tupl
     place = 1
     alignment.read(answer[:1])
     while place < len(answer):
-        draft = alignment.draft(budget, 1, ())
+        draft = draft_of(alignment, budget)
         accepted = 0
         while accepted < len(draft) and draft[accepted : accepted + 1] == answer[place + accepted :][:1]:
             accepted += 1
@@ -89,12 +99,12 @@ def test_an_answer_unlike_the_prediction_is_hardly_drafted() -> None:
 def test_nothing_is_drafted_behind_the_end_or_an_ending_token() -> None:
     alignment = Alignment(b"abcdef")
     alignment.read(b"abcd")
-    assert alignment.draft(9, 1, ()) == [*b"ef"]
-    assert alignment.draft(9, 1, (ord("e"),)) == [ord("e")]
+    assert draft_of(alignment, 9) == [*b"ef"]
+    assert draft_of(alignment, 9, ends=(ord("e"),)) == [ord("e")]
     alignment.read(b"ef")
-    assert alignment.draft(9, 1, ()) == []
+    assert draft_of(alignment, 9) == []
     alignment.read(b"xyz" * 30)
-    assert alignment.draft(9, 1, ()) == []
+    assert draft_of(alignment, 9) == []
     assert alignment.num_found == 6
 
 
@@ -112,10 +122,10 @@ def test_what_is_known_depends_on_the_texts_alone() -> None:
         rest = list(answer)
         while rest:
             cut = rng.randint(1, len(rest))
-            pieces.draft(7, 1, ())
+            draft_of(pieces, 7)
             pieces.read(rest[:cut])
             del rest[:cut]
-        assert whole.draft(63, 1, ()) == pieces.draft(63, 1, ())
+        assert draft_of(whole, 63) == draft_of(pieces, 63)
         assert whole.num_found == pieces.num_found <= len(prediction)
 
 
@@ -135,7 +145,7 @@ def test_found_tokens_are_those_that_the_answer_has() -> None:
 def test_many_requests_in_a_step_shorten_drafts() -> None:
     alignment = Alignment(map(ord, TEXT))
     alignment.read(map(ord, TEXT[:2]))
-    alone = alignment.draft(63, 1, ())
-    shared = alignment.draft(63, 32, ())
+    alone = draft_of(alignment, 63)
+    shared = draft_of(alignment, 63, num_requests=32)
     assert 0 < len(shared) < len(alone)
     assert alone[: len(shared)] == shared
