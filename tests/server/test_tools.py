@@ -368,7 +368,8 @@ def test_a_call_or_json_of_a_format(client: openai.OpenAI) -> None:
 
 def test_strict_functions_leave_the_text_free(client: openai.OpenAI) -> None:
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
-    asked: Any = {"tools": [strict], "seed": 1, "max_completion_tokens": 12}
+    letters = {str(token): 100 for token in b"abcdefghijklmnopqrstuvwxyz"}
+    asked: Any = {"tools": [strict], "seed": 1, "max_completion_tokens": 12, "logit_bias": letters}
     answer = client.chat.completions.create(model="fake", messages=MESSAGES, **asked)
     free = client.chat.completions.create(model="fake", messages=MESSAGES, **{**asked, "tools": [WEATHER]})
     assert outline(answer.choices[0])[1] == []
