@@ -224,10 +224,10 @@ def _json_grammar(schema: str) -> str:
 
 
 def _refused(constraint: Constraint, found: str) -> InvalidRequest:
-    """The library's finding in our words."""
-    found = found.strip()
-    unknown = found.removeprefix("Unimplemented keys: ")
-    if unknown != found:
-        keys = ", ".join(map(repr, json.loads(unknown)))
-        found = f"the schema's keyword {keys} cannot be enforced; leave it out or say it in another way"
+    """The library's finding in our words; behind its first line it repeats the grammar."""
+    found = found.strip().partition("\n")[0]
+    _, is_unknown, keys = found.partition("Unimplemented keys: ")
+    if is_unknown:
+        names = ", ".join(map(repr, json.loads(keys)))
+        found = f"the schema's keyword {names} cannot be enforced; leave it out or say it in another way"
     return InvalidRequest(f"{constraint.param}: {found[:_MAX_MESSAGE]}", constraint.param)
