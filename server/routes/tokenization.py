@@ -17,7 +17,9 @@ from server.services.tokenization import TokenizationService
 
 TOKENIZE_EXAMPLE: dict[str, object] = {"prompt": "The capital of France is"}
 DETOKENIZE_EXAMPLE: dict[str, object] = {"tokens": [504, 3575, 282, 4649, 314]}
-ERRORS = {status: ERROR_RESPONSES[status] for status in (400, 404, 413, 415, 500)}
+ERRORS: dict[int | str, dict[str, object]] = {
+    status: ERROR_RESPONSES[status] for status in (400, 404, 413, 415, 500)
+}
 
 
 def tokenization_router(tokenization: TokenizationService) -> APIRouter:

@@ -103,7 +103,7 @@ def test_what_cannot_be_is_refused() -> None:
     format_ = Constraint(ConstraintKind.REGEX, "a+")
     for ban in ({"bad_words": ((1,),)}, {"allowed_token_ids": (1,)}):
         with pytest.raises(InvalidRequest, match="cannot be had with structured_outputs"):
-            SamplingParams(constraint=format_, **ban)  # type: ignore[arg-type]
+            SamplingParams(constraint=format_, **ban)
     for name in ("bad_words", "allowed_token_ids"):
         value = ((259,),) if name == "bad_words" else (259,)
         with pytest.raises(InvalidRequest, match=f"token id 259 in {name}"):
