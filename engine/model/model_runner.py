@@ -10,6 +10,8 @@ from engine.model.cpu_ops.build import CpuOperators
 from engine.model.input_batch import InputBatch, SequenceSlice
 from engine.model.kv_cache import PagedKVCache
 
+_HOST = torch.device("cpu")
+
 
 class ModelRunner:
     """Runs forward passes; everything that touches the device happens here.
@@ -47,7 +49,7 @@ class ModelRunner:
 
     def build(self, slices: list[SequenceSlice]) -> InputBatch:
         """Lays slices out for `forward`."""
-        return InputBatch.build(slices, self.cache.block_size, self.device)
+        return InputBatch.build(slices, self.cache.block_size, _HOST).to(self.device)
 
     @torch.inference_mode()
     def forward(self, batch: InputBatch) -> torch.Tensor:

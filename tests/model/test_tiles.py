@@ -34,7 +34,7 @@ def random_slices(seed: int) -> list[SequenceSlice]:
 def test_every_visible_slot_is_in_one_tile(
     tokens_per_tile: int, wanted_programs: int, window: int | None
 ) -> None:
-    for slices in (mixed(), long_stretches(), *map(random_slices, range(20))):
+    for slices in (mixed(), long_stretches(), *map(random_slices, range(10))):
         batch = InputBatch.build(slices, BLOCK_SIZE, CPU)
         table = cut(batch.spans, TileShape(2, tokens_per_tile, window), SplitRules(wanted_programs, 16))
         met = Counter(
@@ -55,7 +55,7 @@ def test_every_visible_slot_is_in_one_tile(
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_partial_results_are_merged_once(window: int | None) -> None:
-    for slices in (mixed(), long_stretches(), *map(random_slices, range(20))):
+    for slices in (mixed(), long_stretches(), *map(random_slices, range(10))):
         spans = InputBatch.build(slices, BLOCK_SIZE, CPU).spans
         table = cut(spans, TileShape(2, 4, window), SplitRules(1000, 16))
         partials = {partial: (first, end) for first, end, *_, partial in table.tiles if partial >= 0}

@@ -17,9 +17,11 @@ import triton.language as tl
 TILE_FIELDS = tl.constexpr(7)
 MERGE_FIELDS = tl.constexpr(4)
 LOG2_E = tl.constexpr(1.4426950408889634)
+# Pieces of one copy, which begin anywhere; a kernel of its own for each alignment would be compiled in a step.
+TABLES = ["slots", "tiles", "merges", "context", "context_positions", "positions", "visible", "ancestors"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def store(  # noqa: PLR0913, a kernel has no objects to bundle its arguments in
     key: tl.tensor,
     value: tl.tensor,
@@ -57,7 +59,7 @@ def store(  # noqa: PLR0913, a kernel has no objects to bundle its arguments in
     tl.store(values + (slot * NUM_HEADS + head) * VALUE_DIM + dim, new, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def attend(  # noqa: PLR0913, PLR0915, a kernel has no objects to bundle its arguments in
     query: tl.tensor,
     keys: tl.tensor,
@@ -157,7 +159,7 @@ def attend(  # noqa: PLR0913, PLR0915, a kernel has no objects to bundle its arg
         _store_rows(out, place * VALUE_DIM, is_row, value_dim, VALUE_DIM, result)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def combine(  # noqa: PLR0913, a kernel has no objects to bundle its arguments in
     out: tl.tensor,
     partial_out: tl.tensor,
