@@ -17,7 +17,7 @@ import triton.language as tl
 TILE_FIELDS = tl.constexpr(7)
 MERGE_FIELDS = tl.constexpr(4)
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Pieces of one copy, which begin anywhere; a kernel of its own for each alignment would be compiled in a step.
+# Pieces of one copy, which begin anywhere: each alignment would be compiled anew, in the middle of a step.
 TABLES = ["slots", "tiles", "merges", "context", "context_positions", "positions", "visible", "ancestors"]
 
 
