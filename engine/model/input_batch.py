@@ -131,7 +131,7 @@ class InputBatch:
             *self.context_slots,
             *self.context_positions,
         )
-        moved = torch.cat(columns).to(device).split([len(column) for column in columns])
+        moved = torch.split(torch.cat(columns).to(device), [len(column) for column in columns])
         input_ids, positions, slots, visible, ancestors, logits_rows, *context = moved
         count = len(self.spans)
         return InputBatch(

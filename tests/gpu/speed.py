@@ -186,7 +186,7 @@ def _foretold(plan: Plan, index: int, length: int) -> list[int]:
 def _bytes_per_step(model: LoadedModel, batch: int, context: int) -> float:
     """What a plain step reads: all weights but the embedding, and every request's keys and values."""
     module = model.module
-    weights = sum(weight.nbytes for weight in module.parameters())
+    weights: int = sum(weight.nbytes for weight in module.parameters())
     weights -= module.get_input_embeddings().weight.nbytes
     numbers = sum(layer.numbers_per_token for layer in model.layers)
     return weights + batch * context * numbers * model.dtype.itemsize

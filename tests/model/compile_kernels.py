@@ -54,7 +54,7 @@ def compile_kernel(kernel: Any, capability: int) -> Any:
         else:
             signature[name] = types.get(name, "i32")
     source = ASTSource(kernel, signature, constants)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_stages": 2})
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_stages": 3})
 
 
 def main() -> None:

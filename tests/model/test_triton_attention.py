@@ -142,7 +142,7 @@ def test_it_is_chosen_on_cuda_where_triton_is(
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     assert isinstance(choice.choose_backend(None, torch.device("cuda", 1)), TritonAttention)
-    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert isinstance(choice.choose_backend(None, torch.device("cuda", 1)), ReferenceAttention)
     assert isinstance(choice.choose_backend(None, CPU), ReferenceAttention)
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]

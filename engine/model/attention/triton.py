@@ -16,11 +16,12 @@ from engine.model.input_batch import InputBatch
 from engine.model.kv_cache import PagedKVCache
 
 _MIN_ROWS = 16
-"""Rows of the smallest matrix product that Triton knows."""
-_MAX_ROWS = 64
-_MAX_SLOTS = 64
+"""Rows, and slots, of the smallest matrix product that Triton knows."""
+_MAX_ROW_BYTES = 128
+"""A column of a block: 64 rows or slots of 16 bits, 32 in float32, which has no matrix unit to lean on."""
 _SLOT_BYTES = 32 << 10
-"""Keys and values of a block of slots. GPUs since 2020 have at least 99 KiB; two blocks are in flight."""
+"""Keys and values of a block of slots. Compiled with _STAGES, no tile needs more than a small GPU's 99 KiB."""
+_STAGES = 3
 
 
 class TritonAttention:
@@ -87,7 +88,7 @@ class TritonPlan:
         query, key, value = (_with_dense_heads(tensor[0]) for tensor in (query, key, value))
         num_heads, num_tokens, _ = query.shape
         out = query.new_empty(1, num_tokens, num_heads, values.shape[2])
-        with torch.cuda.device_of(query):  # Triton launches on the current device.
+        with torch.cuda.device(query.get_device()):  # Triton launches on the current one; -1 changes nothing.
             self._store(key, value, keys, values)
             self._attend(query, keys, values, out[0], options)
         return out
@@ -107,9 +108,9 @@ class TritonPlan:
             NUM_HEADS=num_kv_heads,
             KEY_DIM=key_dim,
             VALUE_DIM=values.shape[2],
-            BLOCK_H=triton.next_power_of_2(num_kv_heads),
-            BLOCK_K=triton.next_power_of_2(key_dim),
-            BLOCK_V=triton.next_power_of_2(values.shape[2]),
+            BLOCK_H=_power_of_two(num_kv_heads),
+            BLOCK_K=_power_of_two(key_dim),
+            BLOCK_V=_power_of_two(values.shape[2]),
         )
 
     def _attend(
@@ -151,7 +152,7 @@ class TritonPlan:
             KEY_DIM=keys.shape[2],
             VALUE_DIM=value_dim,
             BLOCK_M=tables.num_rows,
-            BLOCK_N=_slots_per_block((block_k + block_v) * keys.element_size()),
+            BLOCK_N=_slots_per_block(block_k + block_v, keys.element_size()),
             BLOCK_K=block_k,
             BLOCK_V=block_v,
             HAS_TREES=self._has_trees,
@@ -159,7 +160,7 @@ class TritonPlan:
             HAS_SOFTCAP=options.softcap is not None,
             HAS_SINKS=has_sinks,
             WIDE_DOTS=_widens(keys.dtype),
-            num_stages=2,
+            num_stages=_STAGES,
         )
         if tables.num_partials:
             kernels.combine[(len(tables.merges), num_heads)](
@@ -184,20 +185,21 @@ class TritonPlan:
     def _build(self, kind: _Kind) -> _Tables:
         group = kind.num_heads // kind.num_kv_heads
         longest = max(span.end - span.begin for span in self._batch.spans)
-        smallest = max(_MIN_ROWS, triton.next_power_of_2(group))
-        num_rows = max(smallest, min(_MAX_ROWS, triton.next_power_of_2(group * longest)))
+        smallest = max(_MIN_ROWS, _power_of_two(group))
+        most_rows = _MAX_ROW_BYTES // self._cache.keys[0].element_size()
+        num_rows = max(smallest, min(most_rows, _power_of_two(group * longest)))
         shape = TileShape(kind.num_kv_heads, num_rows // group, kind.window)
         table = cut(self._batch.spans, shape, self._rules)
         flat = [number for row in (*table.tiles, *table.merges) for number in row]
         numbers = torch.tensor(flat, dtype=torch.int32, device=self._context.device)
-        tiles, merges = numbers.split([7 * len(table.tiles), 4 * len(table.merges)])
+        tiles, merges = torch.split(numbers, [7 * len(table.tiles), 4 * len(table.merges)])
         most = max((count for *_, count in table.merges), default=1)
         return _Tables(
             tiles.view(-1, 7),
             merges.view(-1, 4),
             table.num_partials,
             num_rows,
-            triton.next_power_of_2(most),
+            _power_of_two(most),
         )
 
 
@@ -205,15 +207,20 @@ def _with_dense_heads(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+def _power_of_two(number: int) -> int:
+    """The next one, or the number itself."""
+    return 1 << (number - 1).bit_length()
+
+
 def _block_of(dim: int) -> int:
-    return max(16, triton.next_power_of_2(dim))
+    return max(_MIN_ROWS, _power_of_two(dim))
 
 
-def _slots_per_block(slot_bytes: int) -> int:
-    fitting = _SLOT_BYTES // slot_bytes
-    return max(16, min(_MAX_SLOTS, 1 << fitting.bit_length() - 1))
+def _slots_per_block(numbers: int, number_bytes: int) -> int:
+    fitting = max(1, _SLOT_BYTES // (numbers * number_bytes))
+    return max(_MIN_ROWS, min(_MAX_ROW_BYTES // number_bytes, 1 << fitting.bit_length() - 1))
 
 
 def _widens(dtype: torch.dtype) -> bool:
     # Triton's interpreter holds bfloat16 as integers and multiplies those.
-    return dtype == torch.bfloat16 and triton.knobs.runtime.interpret
+    return dtype == torch.bfloat16 and bool(triton.knobs.runtime.interpret)
