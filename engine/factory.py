@@ -184,7 +184,11 @@ def _parts(
     _log_speculation(config, drafts, is_on=speculator is not None)
     cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, target.dtype, target.device)
     runner = ModelRunner(
-        target.module, cache, choose_backend(target.operators), target.vocab_size, target.operators
+        target.module,
+        cache,
+        choose_backend(target.operators, target.device),
+        target.vocab_size,
+        target.operators,
     )
     tokenizer = None if target.tokenizer is None else Tokenizer(target.tokenizer)
     measurements = Measurements(

@@ -10,6 +10,9 @@ import pytest
 # Before torch is imported, and for the servers that tests start: tiny models gain nothing from threads,
 # and tests that run side by side lose a lot to them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before Triton is imported: its kernels are interpreted here, on any machine. Compiled ones are the business
+# of tests/gpu/check.py.
+os.environ["TRITON_INTERPRET"] = "1"
 
 CACHE_VARIABLE = "OUTRIDER_CACHE_DIR"
 

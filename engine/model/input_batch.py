@@ -126,6 +126,30 @@ class InputBatch:
             logits_rows=torch.tensor(rows, dtype=torch.int64, device=device),
         )
 
+    def to(self, device: torch.device) -> "InputBatch":
+        """The same batch on a device. All tensors take one copy, since each costs a GPU the same wait."""
+        if device == self.input_ids.device:
+            return self
+        columns = (
+            *(self.input_ids, self.positions, self.slots, self.visible, self.ancestors, self.logits_rows),
+            *self.context_slots,
+            *self.context_positions,
+        )
+        moved = torch.split(torch.cat(columns).to(device), [len(column) for column in columns])
+        input_ids, positions, slots, visible, ancestors, logits_rows, *context = moved
+        count = len(self.spans)
+        return InputBatch(
+            input_ids=input_ids,
+            positions=positions,
+            slots=slots,
+            visible=visible,
+            ancestors=ancestors,
+            context_slots=tuple(context[:count]),
+            context_positions=tuple(context[count:]),
+            spans=self.spans,
+            logits_rows=logits_rows,
+        )
+
 
 class _FlatTokens:
     """The columns of the batch while it grows."""

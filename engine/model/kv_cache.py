@@ -1,5 +1,6 @@
 """PagedKVCache: the keys and values of one model, in slots that block tables point to."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,18 +46,18 @@ class PagedKVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        num_slots = num_blocks * block_size
         self.block_size = block_size
-        # Not filled: attention reads only slots that were written, and a CPU's pool takes real memory only
-        # as its pages are used.
-        self.keys = [
-            torch.empty(num_slots, layer.num_kv_heads, layer.key_dim, dtype=dtype, device=device)
-            for layer in layers
-        ]
-        self.values = [
-            torch.empty(num_slots, layer.num_kv_heads, layer.value_dim, dtype=dtype, device=device)
-            for layer in layers
-        ]
+        # Layers of one shape lie in one stack, so that one operator moves the slots of them all. Not filled:
+        # attention reads only slots that were written, and a CPU's pool takes real memory only as its pages
+        # are used.
+        shapes = [(layer.num_kv_heads, dim) for layer in layers for dim in (layer.key_dim, layer.value_dim)]
+        self._stacks = {
+            shape: torch.empty(count, num_blocks * block_size, *shape, dtype=dtype, device=device)
+            for shape, count in Counter(shapes).items()
+        }
+        parts = {shape: iter(stack.unbind()) for shape, stack in self._stacks.items()}
+        tensors = [next(parts[shape]) for shape in shapes]
+        self.keys, self.values = tensors[::2], tensors[1::2]
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores one layer's new tokens.
@@ -80,5 +81,5 @@ class PagedKVCache:
         device = self.keys[0].device
         source = torch.tensor(sources, dtype=torch.int64, device=device)
         target = torch.tensor(targets, dtype=torch.int64, device=device)
-        for tensor in (*self.keys, *self.values):
-            tensor.index_copy_(0, target, tensor.index_select(0, source))
+        for stack in self._stacks.values():
+            stack.index_copy_(1, target, stack.index_select(1, source))

@@ -12,6 +12,8 @@ from engine.model.hidden_states import HiddenSelection, HiddenStateTap
 from engine.model.input_batch import InputBatch, SequenceSlice
 from engine.model.kv_cache import PagedKVCache
 
+_HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class TappedPass:
@@ -62,7 +64,7 @@ class ModelRunner:
 
     def build(self, slices: list[SequenceSlice]) -> InputBatch:
         """Lays slices out for `forward`."""
-        return InputBatch.build(slices, self.cache.block_size, self.device)
+        return InputBatch.build(slices, self.cache.block_size, _HOST).to(self.device)
 
     @torch.inference_mode()
     def forward(self, batch: InputBatch) -> torch.Tensor:

@@ -55,7 +55,7 @@ def prepare(module: PreTrainedModel, plan: WeightPlan, operators: CpuOperators |
     if operators is not None:
         recipe = replace(recipe, fused=fuse_layers(module, operators))
     if trial is not None:
-        check_paged_logits(module, recipe.layers, choose_backend(operators), trial)
+        check_paged_logits(module, recipe.layers, choose_backend(operators, module.device), trial)
     if plan.packer is None:
         return recipe
     packed = pack_linear_layers(module, plan.packer, strict=plan.strict)

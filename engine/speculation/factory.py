@@ -160,7 +160,13 @@ def _draft_with(
     assert isinstance(speculation, DraftModelSpeculation), "only this method drafts with a model"
     cache = PagedKVCache(draft.layers, num_blocks, config.cache.block_size, draft.dtype, draft.device)
     return DraftModelSpeculator(
-        ModelRunner(draft.module, cache, choose_backend(draft.operators), target.vocab_size, draft.operators),
+        ModelRunner(
+            draft.module,
+            cache,
+            choose_backend(draft.operators, draft.device),
+            target.vocab_size,
+            draft.operators,
+        ),
         DraftLimits(draft.max_model_len, config.scheduler.max_num_batched_tokens),
         _grower(speculation, target, _gardener(speculation.tree)),
     )

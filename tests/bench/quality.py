@@ -100,7 +100,7 @@ def log_probabilities(model: LoadedModel, tokens: list[int]) -> torch.Tensor:
     """float32 [num_tokens, vocab_size]: what comes after each token."""
     num_blocks = -(-len(tokens) // BLOCK_SIZE)
     cache = PagedKVCache(model.layers, num_blocks, BLOCK_SIZE, model.dtype, model.device)
-    runner = ModelRunner(model.module, cache, choose_backend(model.operators), model.vocab_size)
+    runner = ModelRunner(model.module, cache, choose_backend(model.operators, model.device), model.vocab_size)
     rows = []
     for begin in range(0, len(tokens), CHUNK):
         piece = tokens[begin : begin + CHUNK]

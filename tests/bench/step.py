@@ -81,7 +81,9 @@ class Bench:
         cache = PagedKVCache(model.layers, most * self._blocks, BLOCK_SIZE, model.dtype, model.device)
         for tensor in (*cache.keys, *cache.values):
             tensor.normal_()  # Also so that no page is touched for the first time while it is timed.
-        self._runner = ModelRunner(model.module, cache, choose_backend(model.operators), model.vocab_size)
+        self._runner = ModelRunner(
+            model.module, cache, choose_backend(model.operators, model.device), model.vocab_size
+        )
         self._sampler = Sampler(model.operators)
 
     def step(self, case: Case) -> Spent:

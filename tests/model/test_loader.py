@@ -75,7 +75,9 @@ def test_a_model_is_the_same_after_every_load(folder: Path) -> None:
     for _ in range(2):
         model = load(folder)
         cache = PagedKVCache(model.layers, 1, 16, model.dtype, model.device)
-        runner = ModelRunner(model.module, cache, choose_backend(model.operators), model.vocab_size)
+        runner = ModelRunner(
+            model.module, cache, choose_backend(model.operators, model.device), model.vocab_size
+        )
         logits.append(runner.forward(runner.build([SequenceSlice(tokens, 0, [0], rows=10)])))
     assert torch.equal(*logits)
 

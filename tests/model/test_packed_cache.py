@@ -74,7 +74,7 @@ def no_plain_weights(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def logits(model: LoadedModel) -> torch.Tensor:
     cache = PagedKVCache(model.layers, 2, 16, model.dtype, model.device)
-    runner = ModelRunner(model.module, cache, choose_backend(model.operators), model.vocab_size)
+    runner = ModelRunner(model.module, cache, choose_backend(model.operators, model.device), model.vocab_size)
     return runner.forward(runner.build([SequenceSlice(list(range(20)), 0, [1, 0], rows=20)]))
 
 

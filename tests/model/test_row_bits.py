@@ -34,7 +34,9 @@ class Rows:
         """A runner with an empty cache that the first tokens are read into, in chunks."""
         model = self.model
         cache = PagedKVCache(model.layers, NUM_BLOCKS, BLOCK_SIZE, torch.float32, model.device)
-        runner = ModelRunner(model.module, cache, choose_backend(model.operators), model.vocab_size)
+        runner = ModelRunner(
+            model.module, cache, choose_backend(model.operators, model.device), model.vocab_size
+        )
         for begin in range(0, upto, chunk):
             self.run(
                 runner,

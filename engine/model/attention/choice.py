@@ -1,15 +1,41 @@
 """Which attention backend a model runs on: the only place that knows the classes."""
 
+import importlib.util
+import logging
+
+import torch
+
 from engine.model.attention.cpu import CpuAttention
 from engine.model.attention.interface import AttentionBackend
 from engine.model.attention.reference import ReferenceAttention
+from engine.model.attention.tiles import SplitRules
 from engine.model.cpu_ops.build import CpuOperators
 
+logger = logging.getLogger(__name__)
 
-def choose_backend(operators: CpuOperators | None) -> AttentionBackend:
+PROGRAMS_PER_PROCESSOR = 2
+MIN_SLOTS_PER_SPLIT = 256
+
+
+def choose_backend(operators: CpuOperators | None, device: torch.device) -> AttentionBackend:
     """The fastest backend there is.
 
     Args:
         operators: The C++ operators, for a model that may use them: one in float32 on a CPU.
+        device: Where the model is.
     """
+    if device.type == "cuda":
+        return _on_cuda(device)
     return ReferenceAttention() if operators is None else CpuAttention(operators)
+
+
+def _on_cuda(device: torch.device) -> AttentionBackend:
+    if importlib.util.find_spec("triton") is None:
+        logger.warning("attention: plain torch, since triton is not installed; pip install triton is faster")
+        return ReferenceAttention()
+    # Not installed everywhere, and half a second to import where it is not needed.
+    from engine.model.attention.triton import TritonAttention
+
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    logger.info("attention: Triton kernels")
+    return TritonAttention(SplitRules(PROGRAMS_PER_PROCESSOR * processors, MIN_SLOTS_PER_SPLIT))

@@ -1,0 +1,119 @@
+"""Whether the kernels, and a model that runs on them, say what the reference says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from engine.model.attention.interface import AttentionBackend
+from engine.model.attention.reference import ReferenceAttention
+from engine.model.attention.tiles import SplitRules
+from engine.model.attention.triton import TritonAttention
+from engine.model.input_batch import SequenceSlice
+from engine.model.kv_cache import PagedKVCache
+from engine.model.loader import wrap_model
+from engine.model.model_runner import ModelRunner
+from tests.model.attention_steps import (
+    TREE,
+    WISHES,
+    Shape,
+    assert_agrees,
+    long_stretches,
+    make_step,
+    mixed,
+    tables,
+    wish,
+)
+from tests.tiny import tiny_model
+
+WHOLE = SplitRules(wanted_programs=1, min_slots=16)
+SPLIT = SplitRules(wanted_programs=1000, min_slots=16)
+SHAPES: tuple[Shape, ...] = (
+    *((32, 8, 128, 128), (16, 16, 64, 64), (14, 2, 64, 64), (12, 2, 96, 80), (8, 1, 256, 256)),
+    (71, 1, 64, 64),
+)
+LOGITS_TOLERANCE = 1e-3
+"""Relative to the largest logit, as in the trial at every start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One comparison.
+
+    Attributes:
+        name: What was compared.
+        fault: How it differs; empty where it agrees.
+    """
+
+    name: str
+    fault: str
+
+
+def deep() -> list[SequenceSlice]:
+    """Contexts of thousands of tokens: a single token, a tree, a chunk of a prompt."""
+    a, b, c = tables(3, 1300)
+    return [
+        SequenceSlice([0], 5000, a),
+        SequenceSlice([0], 3000, b, TREE),
+        SequenceSlice([0] * 300, 2000, c),
+    ]
+
+
+def kernel_findings(device: torch.device, *, tiny: bool) -> list[Finding]:
+    """The kernels against the reference over shapes, types, wishes, batches and ways to split."""
+    if tiny:
+        return [_kernel_finding("mixed", mixed(), (4, 2, 16, 16), torch.float32, "all", device)]
+    batches = {"mixed": mixed(), "long": long_stretches(), "deep": deep()}
+    findings = [
+        _kernel_finding(batch, batches[batch], SHAPES[0], dtype, name, device)
+        for batch, dtype, name in product(batches, (torch.float32, torch.float16, torch.bfloat16), WISHES)
+    ]
+    for shape, batch, name in product(SHAPES[1:], ("mixed", "deep"), ("plain", "all")):
+        findings.append(_kernel_finding(batch, batches[batch], shape, torch.bfloat16, name, device))
+    return findings
+
+
+def _kernel_finding(
+    batch: str,
+    slices: Sequence[SequenceSlice],
+    shape: Shape,
+    dtype: torch.dtype,
+    name: str,
+    device: torch.device,
+) -> Finding:
+    faults = []
+    for rules in (WHOLE, SPLIT):
+        step = make_step(slices, shape, dtype, device)
+        try:
+            assert_agrees(TritonAttention(rules), step, wish(name, shape[0], device))
+        except AssertionError as error:
+            faults.append(f"{rules}: {error}")
+    return Finding(f"{batch}, {shape}, {dtype}, {name}", "; ".join(faults))
+
+
+def logits_findings(device: torch.device, *, tiny: bool) -> list[Finding]:
+    """Small random models in float32 on the device and its kernels against the CPU and the reference."""
+    archs = ("llama",) if tiny else ("llama", "gemma2", "gpt_oss", "qwen3", "gpt_neox")
+    findings = []
+    for arch in archs:
+        expected = _logits(arch, torch.device("cpu"), ReferenceAttention())
+        got = _logits(arch, device, TritonAttention(SPLIT))
+        error = float((got - expected).abs().max() / expected.abs().max())
+        fault = "" if error <= LOGITS_TOLERANCE else f"{error:.2g} of the largest logit"
+        findings.append(Finding(f"logits of {arch}", fault))
+    return findings
+
+
+def _logits(arch: str, device: torch.device, backend: AttentionBackend) -> torch.Tensor:
+    """Rows of a prompt in two chunks and of a tree, float32 on the CPU."""
+    model = wrap_model(tiny_model(arch).to(device), None, name=arch)
+    [table] = tables(1)
+    cache = PagedKVCache(model.layers, len(table), 4, model.dtype, device)
+    runner = ModelRunner(model.module, cache, backend, model.vocab_size)
+    tokens = [(7 * token) % 250 for token in range(20)]
+    passes = (
+        SequenceSlice(tokens[:9], 0, table, rows=9),
+        SequenceSlice(tokens[9:], 9, table, TREE, rows=1 + len(TREE)),
+    )
+    return torch.cat([runner.forward(runner.build([piece])) for piece in passes]).cpu()

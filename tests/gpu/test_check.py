@@ -1,0 +1,59 @@
+"""The GPU check's own logic, on a CPU: what it would say of a right and of a wrong kernel."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed; it comes for Linux on x86-64 alone")
+
+from engine.model.attention.triton import TritonPlan
+from engine.sampling_params import SamplingParams
+from engine.speculation.base import DraftRequest, ProposalContext, Requirements
+from engine.token_tree import TokenTree
+from tests.gpu import check
+from tests.gpu.successor import ScriptedAcceptance
+from tests.scripted import ScriptedSpeculator, fixed
+
+
+def test_it_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "report.json"
+    assert check.main(["--device", "cpu", "--tiny", "--out", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert [finding["fault"] for finding in report["findings"]] == ["", ""]
+    assert [(speed["batch"], speed["method"]) for speed in report["speeds"]] == [
+        (batch, method) for batch in (1, 2) for method in ("none", "chain", "tree")
+    ]
+    for speed in report["speeds"]:
+        assert speed["is_right"]
+        assert speed["tokens_per_second"] > 0
+        assert speed["tokens_per_step"] == 1 if speed["method"] == "none" else speed["tokens_per_step"] > 1
+    assert "2 of 2 comparisons agree" in capsys.readouterr().out
+
+
+def test_a_wrong_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.gpu.agreement import kernel_findings, logits_findings
+
+    monkeypatch.setattr(TritonPlan, "_attend", lambda self, query, keys, values, out, options: out.zero_())
+    device = torch.device("cpu")
+    for findings in (kernel_findings(device, tiny=True), logits_findings(device, tiny=True)):
+        assert all(finding.fault for finding in findings)
+
+
+@pytest.mark.parametrize("parents", [(0, 1, 2, 3), (0, 0, 1, 1, 2, 2)])
+def test_acceptance_follows_the_script(parents: tuple[int, ...]) -> None:
+    tree = TokenTree(tuple(range(len(parents))), parents)
+    scripted = ScriptedAcceptance(ScriptedSpeculator(fixed(tree)), 0.8, vocab_size=1000)
+    assert scripted.requirements == Requirements()
+    request = DraftRequest("a", [5, 6], 2, 1, 0, [0], SamplingParams(), budget=8)
+    firsts = seconds = 0
+    for _ in range(2000):
+        [drawn] = scripted.propose(ProposalContext((request,)))
+        assert drawn.parents == parents
+        right = [drawn.tokens[child - 1] == 7 for child in drawn.children(0)]
+        assert sum(right) <= 1
+        firsts += right[0]
+        seconds += any(right[1:])
+    assert firsts / 2000 == pytest.approx(0.8, abs=0.03)
+    assert seconds / 2000 == pytest.approx(0.08 if len(tree.children(0)) > 1 else 0, abs=0.02)

@@ -1,0 +1,69 @@
+"""Compiles the Triton kernels to machine code for a GPU that need not be there, and prints their names.
+
+    python -m tests.model.compile_kernels 80
+
+The argument is the GPU's compute capability without its dot. Every branch of the kernels is on, in bfloat16
+and with the head sizes of an 8B model.
+"""
+
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from engine.model.attention import triton_kernels as kernels
+from engine.model.attention.tiles import MAX_SPLITS
+
+TYPES = {
+    "*bf16": ("query", "key", "value", "keys", "values", "out", "sinks"),
+    "*fp32": ("partial_out", "partial_weight"),
+    "*i32": ("tiles", "merges"),
+    "*i64": ("slots", "context", "context_positions", "positions", "visible", "ancestors"),
+    "fp32": ("scale", "softcap"),
+}
+CONSTANTS = {
+    "NUM_HEADS": 8,
+    "GROUP": 4,
+    "KEY_DIM": 128,
+    "VALUE_DIM": 128,
+    "BLOCK_H": 8,
+    "BLOCK_M": 64,
+    "BLOCK_N": 64,
+    "BLOCK_K": 128,
+    "BLOCK_V": 128,
+    "BLOCK_S": MAX_SPLITS,
+    "HAS_TREES": True,
+    "HAS_WINDOW": True,
+    "HAS_SOFTCAP": True,
+    "HAS_SINKS": True,
+    "WIDE_DOTS": False,
+}
+
+
+def compile_kernel(kernel: Any, capability: int) -> Any:
+    """What Triton makes of a kernel; raises where it is refused."""
+    types = {name: kind for kind, names in TYPES.items() for name in names}
+    signature = {}
+    constants = {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in CONSTANTS:
+            signature[name] = "constexpr"
+            constants[(index,)] = CONSTANTS[name]
+        else:
+            signature[name] = types.get(name, "i32")
+    source = ASTSource(kernel, signature, constants)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_stages": 3})
+
+
+def main() -> None:
+    """Compiles them all."""
+    for kernel in (kernels.attend, kernels.combine, kernels.store):
+        compiled = compile_kernel(kernel, int(sys.argv[1]))
+        assert compiled.asm["cubin"]
+        sys.stdout.write(f"{kernel.__name__}\n")
+
+
+if __name__ == "__main__":
+    main()
