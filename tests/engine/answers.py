@@ -102,5 +102,5 @@ def assert_clean(llm: LLM) -> None:
     if core._drafting is not None:
         assert not core._drafting._outgrown
         speculator = core._drafting._speculator
-        for books in ("known", "_progress", "_readers"):
+        for books in ("known", "_progress", "_proposed", "_readers"):
             assert not getattr(speculator, books, None), books
