@@ -24,20 +24,17 @@ class HeadProgress:
 
     Attributes:
         num_computed: Leading slots that are computed, of committed tokens and true features alone.
+        num_seen: Leading positions whose features have come by.
     """
 
     def __init__(self, num_cached: int = 0, boundary: torch.Tensor | None = None) -> None:
         self.num_computed = max(num_cached, 1)
         self._proposed = EMPTY_TREE
         self._num_drafted_behind = 0
-        self._first = 0 if boundary is None else num_cached - 1
-        self._rows: torch.Tensor | None = None if boundary is None else boundary[None].clone()
+        self.num_seen = num_cached
+        # Kept features in the order of their positions, in as many pieces as they came in.
+        self._pieces = [] if boundary is None else [boundary[None].clone()]
         self._is_lost = False
-
-    @property
-    def num_seen(self) -> int:
-        """Leading positions whose features have come by."""
-        return self._first + (0 if self._rows is None else len(self._rows))
 
     @property
     def num_followed(self) -> int:
@@ -49,8 +46,8 @@ class HeadProgress:
         if features.start != self.num_seen:
             self._is_lost = True
         elif not self._is_lost:
-            kept = features.rows[:0] if self._rows is None else self._rows
-            self._rows = torch.cat([kept, features.rows])
+            self._pieces.append(features.rows.clone())
+            self.num_seen = features.end
 
     def motion(self, request: DraftRequest) -> Motion | None:
         """What to compute: all that can be for a draft, and otherwise nothing until it is much."""
@@ -67,15 +64,19 @@ class HeadProgress:
 
     def features(self, motion: Motion) -> torch.Tensor:
         """Those that a motion reads, [len(motion), width]."""
-        assert self._rows is not None, "a motion is as long as there are features"
-        return self._rows[motion.begin - 1 - self._first : motion.end - 1 - self._first]
+        kept = self._kept()
+        first = self.num_seen - len(kept)
+        return kept[motion.begin - 1 - first : motion.end - 1 - first]
 
     def compute(self, end: int) -> None:
         """Notes that slots up to `end` are computed; the last feature read stays, to draft from it again."""
         self.num_computed = end
-        begin = max(end - 2, self._first)
-        if self._rows is not None:
-            self._rows, self._first = self._rows[begin - self._first :], begin
+        self._pieces = [self._kept()[end - 2 - self.num_seen :]]
+
+    def _kept(self) -> torch.Tensor:
+        if len(self._pieces) > 1:
+            self._pieces = [torch.cat(self._pieces)]
+        return self._pieces[0]
 
     def propose(self, tree: TokenTree, num_tokens: int) -> None:
         """Notes a draft behind so many committed tokens."""

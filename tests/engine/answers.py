@@ -103,7 +103,7 @@ def assert_clean(llm: LLM) -> None:
         assert not core._drafting._outgrown
         assert not core._drafting._methods
         for drafter in core._drafting._drafters:
-            for books in ("known", "_progress", "_readers"):
+            for books in ("known", "_progress", "_proposed", "_readers"):
                 assert not getattr(drafter.speculator, books, None), books
         for known in core._drafting._measurements.methods:
             assert not known.book.own_rates()

@@ -12,7 +12,7 @@ from engine.config import DType
 from engine.llm import Completion
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from tests.engine.answers import assert_clean, essence
-from tests.engines import METHODS, TREES, build_llm, load_tiny
+from tests.engines import HEADS, METHODS, TREES, build_llm, load_tiny
 from tests.operators import need_operators
 from tests.tiny import EOS
 
@@ -66,7 +66,9 @@ OPTIONS = {
     ),
 }
 # Each tree with some of the options alone; all of them meet in the mixed batches below.
-SOME_TREES = [(TREES[place % len(TREES)], option) for place, option in enumerate(OPTIONS)]
+SOME_TREES = [
+    (some[place % len(some)], option) for some in (TREES, HEADS) for place, option in enumerate(OPTIONS)
+]
 
 
 PACKED: tuple[DType, ...] = ("float16", "int8")
@@ -96,7 +98,7 @@ def test_each_option_alone_and_batched(method: str, option: str) -> None:
     assert_clean(llm)
 
 
-@pytest.mark.parametrize("method", [*METHODS, *TREES])
+@pytest.mark.parametrize("method", [*METHODS, *TREES, *HEADS])
 def test_drafts_are_accepted_at_all(method: str) -> None:
     """Equality alone would also hold for a drafter that never proposes anything."""
     answers = build_llm(method).generate(PROMPTS, GREEDY)
@@ -105,7 +107,7 @@ def test_drafts_are_accepted_at_all(method: str) -> None:
     assert steps < sum(len(answer.token_ids) for answer in answers)
 
 
-@pytest.mark.parametrize("method", ["none", *METHODS, *TREES])
+@pytest.mark.parametrize("method", ["none", *METHODS, *TREES, *HEADS])
 def test_mixed_options_in_one_batch(method: str) -> None:
     mixed = list(zip(PROMPTS * 2, OPTIONS, strict=False))
     expected = [essence(plain_answers(option)[PROMPTS.index(prompt)]) for prompt, option in mixed]
@@ -120,6 +122,7 @@ def test_mixed_options_in_one_batch(method: str) -> None:
     [
         *((method, budget) for budget in (8, 11, 17) for method in ("none", *METHODS)),
         *zip(TREES, (8, 31, 11, 17), strict=True),
+        *zip(HEADS, (8, 11, 17, 31, 8, 11, 17), strict=True),
     ],
 )
 def test_chunked_prompts_and_tight_budgets(method: str, budget: int) -> None:
@@ -138,7 +141,7 @@ def test_chunked_prompts_and_tight_budgets(method: str, budget: int) -> None:
             for option in ("greedy", "seeded, everything", "greedy, logprobs")
             for method in ("none", *METHODS)
         ),
-        *((tree, "seeded, everything") for tree in TREES),
+        *((tree, "seeded, everything") for tree in (*TREES, *HEADS)),
     ],
 )
 def test_preemption_changes_nothing(method: str, option: str) -> None:
@@ -153,7 +156,7 @@ def test_preemption_changes_nothing(method: str, option: str) -> None:
     assert_clean(llm)
 
 
-@pytest.mark.parametrize("method", ["none", *METHODS, *TREES])
+@pytest.mark.parametrize("method", ["none", *METHODS, *TREES, *HEADS])
 def test_prefix_cache_hits_change_nothing(method: str) -> None:
     expected = [essence(answer) for answer in plain_answers("seeded, min_p")]
     llm = build_llm(method)
@@ -176,7 +179,7 @@ def test_every_rule_is_the_match_rule_where_greedy(rule: Acceptance) -> None:
     assert [essence(answer) for answer in answers] == [essence(a) for a in plain_answers("greedy")]
 
 
-@pytest.mark.parametrize("method", [*METHODS, *TREES])
+@pytest.mark.parametrize("method", [*METHODS, *TREES, *HEADS[2:5]])
 @pytest.mark.parametrize("num_draft_tokens", [1, 2, 7, 16])
 def test_any_number_of_draft_tokens(method: str, num_draft_tokens: int) -> None:
     wishes = replace(SEEDED, speculation=SpeculationParams(num_draft_tokens=num_draft_tokens))
@@ -184,7 +187,7 @@ def test_any_number_of_draft_tokens(method: str, num_draft_tokens: int) -> None:
     assert [essence(answer) for answer in answers] == [essence(a) for a in plain_answers("seeded")]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *HEADS[:3]])
 def test_speculation_switched_off_per_request(method: str) -> None:
     off = replace(SEEDED, speculation=SpeculationParams(enabled=False))
     answers = build_llm(method).generate(PROMPTS * 2, [off] * len(PROMPTS) + [SEEDED] * len(PROMPTS))
@@ -205,7 +208,18 @@ def test_other_architectures(method: str, arch: str) -> None:
     assert accepted(answers) > 0
 
 
-@pytest.mark.parametrize("method", TREES)
+@pytest.mark.parametrize("arch", ["gemma2", "gemma3_text", "gpt2", "gpt_oss"])
+@pytest.mark.parametrize("method", ["eagle 2,2,1", "eagle3", "medusa 3,2"])
+def test_heads_of_other_architectures(method: str, arch: str) -> None:
+    """They guess at random here, so that hardly anything is accepted."""
+    target = load_tiny(arch)
+    plain = build_llm("none", target=target).generate(PROMPTS, GREEDY)
+    answers = build_llm(method, target=target).generate(PROMPTS, GREEDY)
+    assert [essence(answer) for answer in answers] == [essence(answer) for answer in plain]
+    assert sum(answer.speculation.num_draft_tokens for answer in answers) > 200
+
+
+@pytest.mark.parametrize("method", [*TREES, "eagle3 3,2,1,1"])
 def test_several_choices_of_one_prompt(method: str) -> None:
     """Three answers to each prompt, n=3, meet in the prefix cache."""
     wishes = [replace(SEEDED, choice=choice) for choice in range(3)]
@@ -219,7 +233,9 @@ def test_several_choices_of_one_prompt(method: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", PACKED)
-@pytest.mark.parametrize("method", [*METHODS, "draft_model 3,2,1,1"])
+@pytest.mark.parametrize(
+    "method", [*METHODS, "draft_model 3,2,1,1", "eagle", "eagle3 3,2,1,1", "medusa sequoia"]
+)
 def test_packed_weights(method: str, dtype: DType) -> None:
     """Alone, batched, in chunks, preempted, behind cached prefixes: all in one run for each method."""
     need_operators()
@@ -252,9 +268,10 @@ def test_weights_of_another_type_are_another_model() -> None:
     assert floats[1] != floats[2]
 
 
-def test_aborted_neighbours_change_nothing() -> None:
+@pytest.mark.parametrize("method", ["draft_model", "eagle3 2,1,1", "medusa"])
+def test_aborted_neighbours_change_nothing(method: str) -> None:
     expected = [essence(answer) for answer in plain_answers("seeded")]
-    llm = build_llm("draft_model", num_kv_blocks=40)
+    llm = build_llm(method, num_kv_blocks=40)
     core = llm._core
     answers = {f"kept-{i}": Completion([]) for i in range(4)}
     for i in range(4):

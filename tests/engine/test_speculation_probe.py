@@ -8,10 +8,12 @@ import torch
 
 from engine.config import CacheConfig, DraftModelSpeculation, EngineConfig, ModelConfig
 from engine.factory import Engine, build_engine
+from engine.head_config import EagleSpeculation, MedusaSpeculation
 from engine.llm import LLM
 from engine.outputs import StepStats
 from engine.sampling_params import SamplingParams
 from engine.speculation.factory import wants_probe
+from engine.speculation.heads.writing import save_eagle_head
 from engine.speculation_probe import (
     MAX_SECONDS,
     MIN_DRAFTS,
@@ -23,6 +25,7 @@ from engine.speculation_probe import (
 )
 from tests.engine.answers import assert_clean, essence
 from tests.engines import build_llm, load_tiny
+from tests.heads import eagle_config, random_eagle
 from tests.tiny import byte_tokenizer, save_tiny, tiny_model
 
 LOGGER = "engine.speculation_probe"
@@ -76,6 +79,26 @@ def test_a_draft_of_another_vocabulary_order_is_named(
     assert "number their tokens alike" in record.getMessage()
 
 
+def test_a_head_that_is_never_right_is_told_what_its_layer_ids_may_mean(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = save_tiny(tmp_path / "target")
+    save_eagle_head(tmp_path / "head", random_eagle(eagle_config("eagle3")), target="tiny")
+    with caplog.at_level(logging.INFO, LOGGER):
+        engine = build_engine(
+            EngineConfig(
+                model=ModelConfig(model=str(target), offline=True, cache_dir=tmp_path, dtype="float32"),
+                cache=CacheConfig(num_kv_blocks=256, block_size=4),
+                speculation=EagleSpeculation(head=str(tmp_path / "head")),
+            )
+        )
+    [record] = [record for record in caplog.records if record.name == LOGGER]
+    assert record.levelno == logging.WARNING
+    assert "layer_convention: hidden_states and layer_outputs" in record.getMessage()
+    assert engine.core.take_stats() == StepStats()
+    assert_clean(LLM(engine))
+
+
 def test_it_can_be_switched_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = save_tiny(tmp_path / "target")
     with caplog.at_level(logging.INFO, LOGGER):
@@ -87,6 +110,7 @@ def test_it_can_be_switched_off(tmp_path: Path, caplog: pytest.LogCaptureFixture
 def test_lookup_has_none() -> None:
     assert not wants_probe(EngineConfig().speculation)
     assert wants_probe(DraftModelSpeculation(draft_model="a"))
+    assert wants_probe(MedusaSpeculation(head="a"))
 
 
 def test_it_leaves_no_trace(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.speculation.base import DraftRequest, Speculator
 from engine.speculation.continuation import GrowthRules
 from engine.speculation.growth import Gardener, SequoiaGardener, StaticGardener
+from engine.speculation.head_rates import HeadRates
 from engine.speculation.ngram import NgramSpeculator
 from engine.speculation.prediction import PredictionSpeculator
 from engine.speculation.suffix import SuffixSpeculator
@@ -27,6 +28,7 @@ from tests.speculation.drafting import (
     make_drafter,
     propose,
 )
+from tests.speculation.feeding import fed_eagle, fed_medusa
 from tests.tiny import VOCAB_SIZE, tiny_model
 
 DRAFT_MODEL_LEN = 48
@@ -58,6 +60,11 @@ SPECULATORS: dict[str, Callable[[], Speculator]] = {
     "draft_model": draft_model,
     "static tree": lambda: draft_model(static_tree()),
     "sequoia tree": lambda: draft_model(SequoiaGardener(6, 4)),
+    "eagle": lambda: fed_eagle("eagle"),
+    "eagle3": lambda: fed_eagle("eagle3"),
+    "eagle3, static tree": lambda: fed_eagle("eagle3", static_tree()),
+    "medusa": fed_medusa,
+    "medusa, sequoia tree": lambda: fed_medusa(SequoiaGardener(6, 3, lambda: HeadRates(3))),
     "scripted": lambda: ScriptedSpeculator(fixed(TokenTree((1, 2, 3, 4, 5), (0, 0, 1, 3, 4)))),
 }
 

@@ -117,10 +117,10 @@ def test_a_training_that_was_interrupted_ends_with_the_same_weights(
 ) -> None:
     whole = finish(settings(model, generations, tmp_path / "whole", method=method))
     parts = finish(
-        settings(model, generations, tmp_path / "parts", method=method), stops=lambda: Watching(steps=3)
+        settings(model, generations, tmp_path / "parts", method=method), stops=lambda: Watching(steps=4)
     )
     assert len(whole.steps) > 4
-    assert parts.steps[-1].step == whole.steps[-1].step
+    assert parts.history[-1].step == whole.history[-1].step
     expected, found = weights_of(tmp_path / "whole", method), weights_of(tmp_path / "parts", method)
     for name, weight in expected.items():
         assert torch.equal(found[name], weight), name

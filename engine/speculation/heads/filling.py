@@ -64,8 +64,10 @@ def check_ids(ids: torch.Tensor, vocab_size: int, name: str, what: str) -> torch
 
     Raises:
         ModelNotSupported: An id is not the target's.
-        StartupError: Two draft ids stand for one.
+        StartupError: There are none, or two of them stand for one.
     """
+    if not len(ids):
+        raise StartupError(f"{name} of {what} is empty: the head could not draft a token")
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
         raise ModelNotSupported(

@@ -95,15 +95,21 @@ def _config(fields: Fields, tensors: Checkpoint, target: TargetShape) -> MedusaC
     num_heads = count_of((int(match[1]) for match in blocks), "head", tensors)
     num_layers = count_of((int(match[2]) for match in blocks), "block", tensors)
     outputs = sorted(name for name in tensors.names if _OUR_OUTPUT.fullmatch(name))
+    rows = _output_rows(tensors, outputs)
     config = MedusaConfig(
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
-        draft_vocab_size=_output_rows(tensors, outputs),
+        draft_vocab_size=rows,
         num_heads=num_heads,
         num_layers=num_layers,
         block_bias=fields.flag("medusa_fc_bias") or "blocks.0.0.linear.bias" in tensors.names,
         shared_lm_head=fields.flag("original_lm_head") and outputs == ["lm_heads.0.weight"],
-        choices=check_choices(fields.paths("medusa_choices"), num_heads, fields.where),
+        choices=check_choices(
+            fields.paths("medusa_choices"),
+            num_heads,
+            target.vocab_size if rows is None else rows,
+            fields.where,
+        ),
     )
     _check_target(tensors, config, outputs)
     return config

@@ -55,16 +55,18 @@ def likeliest_choices(rates: Sequence[Sequence[float]], num_nodes: int) -> Choic
     return tuple(chosen)
 
 
-def check_choices(choices: Choices | None, num_heads: int, where: str) -> Choices | None:
+def check_choices(choices: Choices | None, num_heads: int, num_tokens: int, where: str) -> Choices | None:
     """A tree that comes with heads, parents first.
 
     Args:
         choices: Its paths in any order, None for none.
         num_heads: Heads that there are.
+        num_tokens: Tokens that each of them scores.
         where: Where it stands, for messages.
 
     Raises:
-        StartupError: A path is longer than there are heads, or its parent is missing.
+        StartupError: A path is longer than there are heads, names a candidate that there is not, or lacks its
+            parent or better sibling.
     """
     if choices is None:
         return None
@@ -73,6 +75,10 @@ def check_choices(choices: Choices | None, num_heads: int, where: str) -> Choice
         if len(path) > num_heads:
             raise StartupError(
                 f"medusa_choices in {where} has the path {list(path)}, but {num_heads} heads are there"
+            )
+        if max(path) >= num_tokens:
+            raise StartupError(
+                f"medusa_choices in {where} has the path {list(path)}, but a head scores {num_tokens} tokens"
             )
         if path[:-1] and path[:-1] not in known:
             raise StartupError(

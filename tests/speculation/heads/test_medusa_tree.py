@@ -45,10 +45,11 @@ def test_a_tree_as_a_shape() -> None:
     ("choices", "message"),
     [
         (((0,), (0, 0), (0, 0, 0)), r"path \[0, 0, 0\], but 2 heads are there"),
+        (((0,), (0, 40)), r"path \[0, 40\], but a head scores 40 tokens"),
         (((0,), (1, 0)), r"path \[1, 0\] without \[1\]"),
         (((0,), (2,)), r"path \[2\], but not the better candidate"),
     ],
 )
 def test_a_tree_that_is_none_is_refused(choices: tuple[tuple[int, ...], ...], message: str) -> None:
     with pytest.raises(StartupError, match=message):
-        check_choices(choices, 2, "config.json")
+        check_choices(choices, 2, 40, "config.json")

@@ -82,6 +82,12 @@ def changed(folder: Path, change: Change) -> Path:
             lambda t: t.update(d2t=torch.zeros(11, dtype=torch.int64)),
             r"d2t of .* is \[11\]; \[12\] was expected",
         ),
+        (
+            lambda t: t.update(
+                {"lm_head.weight": torch.ones(0, 16), "d2t": torch.zeros(0, dtype=torch.int64)}
+            ),
+            r"draft_vocab_size in .* is 12, but lm_head\.weight has 0 rows",
+        ),
         (lambda t: t.update(d2t=torch.zeros(12)), r"d2t of .* must hold whole numbers, not float32"),
         (lambda t: t.update(t2d=torch.zeros(39, dtype=torch.bool)), r"t2d of .* is \[39\]; \[40\]"),
         (
@@ -354,6 +360,7 @@ def test_heads_of_the_other_kind_are_told_apart(tmp_path: Path) -> None:
             lambda t: t.pop("token_map"),
             r"scores 6 tokens, but the target has 40.* token_map is missing",
         ),
+        ("vllm", lambda t: t.update(token_map=torch.zeros(0, dtype=torch.int64)), "token_map of .* is empty"),
         ("vllm", lambda t: t["token_map"][:1].add_(40), "token_map of .* points at ids"),
         ("vllm, whole lm_heads", lambda t: t.pop("token_map"), "lacks token_map"),
     ],
