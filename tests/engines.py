@@ -13,17 +13,18 @@ from engine.config import (
     EngineConfig,
     NgramSpeculation,
     NoSpeculation,
-    PlannerName,
     SchedulerConfig,
     SpeculationConfig,
     SuffixSpeculation,
 )
+from engine.drafting_config import PlannerName
 from engine.factory import assemble
 from engine.head_config import EagleSpeculation, MedusaSpeculation
 from engine.llm import LLM
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import wrap_model
 from engine.speculation.base import ProposalContext, Requirements, Speculator
+from engine.speculation.drafter import Drafter
 from engine.speculation.evidence import ALONE
 from engine.speculation.factory import Draft, build_speculator
 from engine.speculation.heads.config import EagleFamily
@@ -108,6 +109,13 @@ def load_tiny_head(name: str, target: LoadedModel) -> LoadedHead:
     family: EagleFamily = "eagle3" if name == "eagle3" else "eagle"
     config = eagle_config(family, **sizes)
     return wrap_eagle(trained_eagle(family) if is_known else random_eagle(config), target, name="tiny")
+
+
+def drafter_of(llm: LLM) -> Drafter:
+    """The configured method; those that draft before it are others."""
+    drafting = llm._core._drafting
+    assert drafting is not None
+    return drafting._drafters[-1]
 
 
 def build_llm(

@@ -15,7 +15,6 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.core.request import Request
-from engine.drafting import Drafting
 from engine.engine_core import EngineCore
 from engine.llm import LLM
 from engine.model.model_runner import TappedPass
@@ -28,7 +27,7 @@ from engine.speculation.heads.medusa import MedusaHeads
 from engine.speculation.target_ends import TargetEnds
 from engine.token_tree import TokenTree
 from tests.engine.answers import assert_clean
-from tests.engines import build_llm, load_tiny
+from tests.engines import build_llm, drafter_of, load_tiny
 from tests.heads import PROMPTS, dense_attention, features_of, trained_eagle, trained_medusa
 from tests.tiny import VOCAB_SIZE, tiny_model
 
@@ -74,15 +73,10 @@ class Recording:
         return trees
 
 
-def drafting_of(llm: LLM) -> Drafting:
-    assert llm._core._drafting is not None
-    return llm._core._drafting
-
-
 def record(llm: LLM) -> Recording:
-    drafting = drafting_of(llm)
-    drafting._speculator = Recording(drafting._speculator)
-    return drafting._speculator
+    drafter = drafter_of(llm)
+    recording = drafter.speculator = Recording(drafter.speculator)
+    return recording
 
 
 @cache
@@ -197,21 +191,22 @@ def test_beside_neighbours_that_are_aborted(method: str) -> None:
     assert_clean(llm)
 
 
-def without_budget(drafting: Drafting, is_without: Iterator[bool]) -> None:
+def without_budget(llm: LLM, is_without: Iterator[bool]) -> None:
     """Steps of a request that get nothing, as an engine under load has them."""
-    budget = drafting._planner.node_budget
+    room = drafter_of(llm).room
+    budget = room.node_budget
 
     def node_budget(request: Request) -> int:
         return 0 if next(is_without) else budget(request)
 
-    drafting._planner.node_budget = node_budget  # type: ignore[method-assign]
+    room.node_budget = node_budget  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_after_steps_without_a_draft(method: str) -> None:
     rng = random.Random(5)
     llm = build_llm(method)
-    without_budget(drafting_of(llm), iter(lambda: rng.random() < 0.7, None))
+    without_budget(llm, iter(lambda: rng.random() < 0.7, None))
     seen = record(llm)
     llm.generate(PROMPTS, replace(WISHES, max_tokens=40))
     assert sum(draft.budget == 0 for draft in seen.drafts) > 50 or method.startswith("medusa")
@@ -221,8 +216,8 @@ def test_after_steps_without_a_draft(method: str) -> None:
 
 def test_a_step_without_a_draft_costs_no_pass_until_much_is_pending() -> None:
     llm = build_llm("eagle3")
-    without_budget(drafting_of(llm), iter(lambda: True, False))
-    speculator = drafting_of(llm)._speculator
+    without_budget(llm, iter(lambda: True, False))
+    speculator = drafter_of(llm).speculator
     assert isinstance(speculator, EagleSpeculator)
     sizes: list[int] = []
     absorb = speculator._runner.absorb
@@ -253,7 +248,7 @@ def test_what_only_the_target_has_cached_is_computed_anew() -> None:
 
 def test_a_pass_of_the_head_that_fails_costs_the_steps_drafts_alone() -> None:
     llm = build_llm("eagle3")
-    speculator = drafting_of(llm)._speculator
+    speculator = drafter_of(llm).speculator
     assert isinstance(speculator, EagleSpeculator)
     seen = record(llm)
     rng = random.Random(2)
@@ -278,8 +273,8 @@ def shifted(core: EngineCore) -> None:
     """Features of the position after."""
     drafting = core._drafting
     assert drafting is not None
-    forwarded = drafting.forwarded
-    drafting.forwarded = lambda plan, rows: forwarded(plan, rows.roll(-1, 0))  # type: ignore[method-assign]
+    note = drafting.note_features
+    drafting.note_features = lambda plan, rows: note(plan, rows.roll(-1, 0))  # type: ignore[method-assign]
 
 
 def first_layer_twice(core: EngineCore) -> None:
@@ -296,7 +291,7 @@ def first_layer_twice(core: EngineCore) -> None:
 
 def not_computed_again(core: EngineCore) -> None:
     """Accepted tokens keep what the head made of its own guesses."""
-    speculator = core._drafting._speculator  # type: ignore[union-attr]
+    speculator = core._drafting._drafters[-1].speculator  # type: ignore[union-attr]
     assert isinstance(speculator, EagleSpeculator)
     propose = speculator.propose
 
@@ -312,7 +307,7 @@ def not_computed_again(core: EngineCore) -> None:
 
 def another_boundary(core: EngineCore) -> None:
     """The feature before a request's first token is that of another position."""
-    speculator = core._drafting._speculator  # type: ignore[union-attr]
+    speculator = core._drafting._drafters[-1].speculator  # type: ignore[union-attr]
     assert isinstance(speculator, EagleSpeculator)
     behind = speculator._boundaries.behind
 

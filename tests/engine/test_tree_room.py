@@ -10,7 +10,7 @@ from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.speculation.base import ProposalContext, Requirements, Speculator
 from engine.token_tree import TokenTree
 from tests.engine.answers import PROMPT, essence, plain_answer, run, target
-from tests.engines import TREES, build_llm, load_tiny
+from tests.engines import TREES, build_llm, drafter_of, load_tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 SEEDED = replace(GREEDY, temperature=0.9, seed=8, frequency_penalty=0.5)
@@ -76,8 +76,8 @@ def test_a_lookup_keeps_its_siblings_at_two_tokens_room(wishes: SamplingParams) 
     wishes = replace(wishes, max_tokens=3, logit_bias=((ord("z"), 100.0),))
     prompt = tuple(b"1wxyzA2wxyzB3wxyzA4wxyzB5wxy")
     llm = build_llm("suffix", target=target(), num_draft_tokens=8)
-    assert llm._core._drafting is not None
-    watching = llm._core._drafting._speculator = Watching(llm._core._drafting._speculator)
+    drafter = drafter_of(llm)
+    watching = drafter.speculator = Watching(drafter.speculator)
     answer = run(llm, {"a": (prompt, wishes)})["a"]
     assert essence(answer) == essence(plain_answer(wishes, prompt))
     [(_, max_depth, tree)] = watching.seen

@@ -20,7 +20,7 @@ from engine.speculation.heads.writing import save_eagle_head, save_medusa_heads
 from engine.speculation.loaded_head import LoadedEagle, LoadedMedusa
 from engine.speculation.target_ends import TargetEnds
 from engine.token_tree import TokenTree
-from tests.engines import load_tiny
+from tests.engines import drafter_of, load_tiny
 from tests.heads import DRAFT_IDS, eagle_config, features_of, random_eagle, random_medusa
 from tests.tiny import VOCAB_SIZE, save_tiny, tiny_model
 
@@ -88,11 +88,10 @@ def test_the_tree_that_comes_with_heads(tmp_path: Path) -> None:
     config, target = settings(tmp_path, speculation), load_tiny()
     [loaded] = load_drafts(config.speculation, target, config.model)
     llm = LLM(assemble(config, target, [loaded]))
-    drafting = llm._core._drafting
-    assert drafting is not None
+    speculator = drafter_of(llm).speculator
     trees: list[TokenTree] = []
-    propose = drafting._speculator.propose
-    drafting._speculator.propose = lambda context: trees.extend(propose(context)) or trees[-1:]  # type: ignore
+    propose = speculator.propose
+    speculator.propose = lambda context: trees.extend(propose(context)) or trees[-1:]  # type: ignore
     llm.generate(["one two"], GREEDY)
     assert trees[0].parents == (0, 0, 1, 1, 3)
     save_medusa_heads(tmp_path / "bare", random_medusa(3), target="tiny")
