@@ -103,6 +103,17 @@ def build_parser() -> argparse.ArgumentParser:
     verify_plan.add_flags(verify)
     _add_settings(verify, [option for option in options if option.path[0] == "engine"])
     verify.set_defaults(run=_verify)
+    _add_train_head(commands, options)
+    models = commands.add_parser("models", help="list the models known by a short name", allow_abbrev=False)
+    models.set_defaults(run=_models, flags=[])
+    version = commands.add_parser("version", help="print the version", allow_abbrev=False)
+    version.set_defaults(run=_version, flags=[])
+    return parser
+
+
+def _add_train_head(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", options: Sequence[Option]
+) -> None:
     train = commands.add_parser(
         "train-head",
         help="train a draft head for a model",
@@ -114,11 +125,6 @@ def build_parser() -> argparse.ArgumentParser:
     training_plan.add_flags(train)
     _add_settings(train, [option for option in options if option.path == ("engine", "model")])
     train.set_defaults(run=_train_head)
-    models = commands.add_parser("models", help="list the models known by a short name", allow_abbrev=False)
-    models.set_defaults(run=_models, flags=[])
-    version = commands.add_parser("version", help="print the version", allow_abbrev=False)
-    version.set_defaults(run=_version, flags=[])
-    return parser
 
 
 def _add_settings(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:

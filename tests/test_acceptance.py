@@ -16,6 +16,7 @@ from engine.acceptance import (
 )
 from engine.config import DraftModelSpeculation, NgramSpeculation
 from engine.errors import InvalidRequest
+from engine.head_config import EagleSpeculation, MedusaSpeculation
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.token_tree import EMPTY_TREE, Proposal, TokenTree
 
@@ -57,6 +58,24 @@ def test_what_can_be_asked_for(policy: AcceptancePolicy, legal: set[Acceptance])
         with pytest.raises(InvalidRequest, match=r"speculation\.acceptance") as caught:
             policy.resolved(params)
         assert caught.value.param == "speculation.acceptance"
+
+
+@pytest.mark.parametrize(
+    ("speculation", "legal"),
+    [
+        (EagleSpeculation(head="x"), {MATCH, REJECTION, BLOCK}),
+        (EagleSpeculation(head="x", tree="3,2"), {MATCH, REJECTION}),
+        (EagleSpeculation(head="x", tree="sequoia"), {MATCH, REJECTION}),
+        (EagleSpeculation(head="x", tree="dynamic"), {MATCH}),
+        (MedusaSpeculation(head="x"), {MATCH, REJECTION, BLOCK}),
+        (MedusaSpeculation(head="x", medusa_choices=True), {MATCH, REJECTION}),
+    ],
+)
+def test_what_heads_can_be_asked_for(
+    speculation: EagleSpeculation | MedusaSpeculation, legal: set[Acceptance]
+) -> None:
+    policy = speculation.policy
+    assert {acceptance for acceptance in Acceptance if policy.refusal(acceptance) is None} == legal
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def _eagle_speculator(
     ends = TargetEnds(target.module, target.vocab_size)
     feature = torch.empty(loaded.numbers_per_block, dtype=target.dtype, device=target.device)
     return EagleSpeculator(
-        HeadRunner(loaded.head, cache, choose_backend(target.operators), ends),
+        HeadRunner(loaded.head, cache, choose_backend(target.operators, target.device), ends),
         loaded.hidden_states,
         BoundaryFeatures(num_blocks, block_size, feature),
         config.scheduler.max_num_batched_tokens,

@@ -65,11 +65,11 @@ class Checkpoint:
         except Exception as error:
             # Bytes that are no pickle can fail anywhere in the unpickler, with any error.
             raise StartupError(f"{self._path} is damaged ({error}): delete it to train anew") from error
-        for name, value in self._fingerprint.items():
-            if found.get(name) != value:
+        for name in {**found, **self._fingerprint}:
+            if (was := found.get(name)) != (value := self._fingerprint.get(name)):
                 raise StartupError(
-                    f"{self._path} is of a training with {name} {found.get(name)}, not {value}: delete it to "
-                    "train anew, or give the same settings to go on"
+                    f"{self._path} is of a training with {name} {was}, not {value}: delete it to train anew, "
+                    "or give the same settings to go on"
                 )
         kept["generator"] = kept["generator"].cpu()
         return kept

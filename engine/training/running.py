@@ -210,12 +210,14 @@ class _Workshop:
         settings = self.settings
         weights = _EAGLE_FEATURES if settings.method == "eagle" else Weights()
         vocabulary = self.vocabulary.to(self.device)
-        fingerprint = {
+        fingerprint: dict[str, object] = {
             "method": settings.method,
             "model": settings.model.model,
             "draft_vocab_size": len(vocabulary),
             "num_heads": settings.num_heads if settings.method == "medusa" else 0,
         }
+        if settings.schedule.output_rate != 1.0:
+            fingerprint["output_rate"] = settings.schedule.output_rate
         checkpoint = Checkpoint(settings.work / f"{settings.method}.pt", fingerprint, self.device)
         return Trainer(
             Objective(self.drafter, vocabulary, weights),

@@ -25,6 +25,7 @@ class Schedule:
         accumulate: Such batches for a step.
         clip: Longest gradient.
         weight_decay: Of AdamW.
+        output_rate: Of the head's own output layer, as a share of the learning rate; 0 leaves it as it is.
         seed: Of the order of the data and of chance.
         max_length: Tokens of a piece of a sequence.
         eval_minutes: Between evaluations.
@@ -44,6 +45,7 @@ class Schedule:
     accumulate: int = 1
     clip: float = 0.5
     weight_decay: float = 0.01
+    output_rate: float = 1.0
     seed: int = 0
     max_length: int = 1024
     eval_minutes: float = 3.0

@@ -59,7 +59,7 @@ class TargetReader:
         self._top_k = min(top_k, model.vocab_size)
         self._num_blocks = -(-max(PASS_TOKENS, model.max_model_len) // _BLOCK_SIZE) + PASS_TOKENS
         cache = PagedKVCache(model.layers, self._num_blocks, _BLOCK_SIZE, model.dtype, model.device)
-        backend = choose_backend(model.operators)
+        backend = choose_backend(model.operators, model.device)
         self._runner = ModelRunner(model.module, cache, backend, model.vocab_size, model.operators)
         self._tap = self._runner.tap(HiddenSelection(self.features, last=True))
 

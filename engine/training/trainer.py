@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -11,11 +11,10 @@ from torch import nn
 from engine.training.checkpoint import Checkpoint
 from engine.training.features import Features
 from engine.training.objective import Acceptance, Loss, Objective, total
+from engine.training.optimizer import make_optimizer, set_rate
 from engine.training.packing import Piece, cut, load_batch, packed, shuffled
 from engine.training.passes import Sampling
 from engine.training.schedule import Schedule
-
-_BETAS = (0.9, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ class Trainer:
         self._listener = listener
         self._head: nn.Module = objective.drafter.head
         self._device = next(self._head.parameters()).device
-        self._optimizer = _optimizer(self._head, schedule)
+        self._optimizer = make_optimizer(self._head, schedule)
         self._generator = torch.Generator().manual_seed(schedule.seed)
         self._pieces = cut(features.train, schedule.max_length)
         self._held_out = held_out_pieces(features, schedule)
@@ -205,8 +204,7 @@ class Trainer:
         began = self._clock()
         progress = schedule.progress(state.seconds, self._epochs())
         rate = schedule.rate(progress, state.step)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        set_rate(self._optimizer, rate)
         sampling = Sampling(schedule.pass_share, schedule.noise, self._generator)
         losses: list[Loss] = []
         roots = 0
@@ -273,16 +271,6 @@ class Trainer:
         self._checkpoint.save(
             self._head, self._optimizer, self._generator, self._state, self._losses, self.history
         )
-
-
-def _optimizer(head: nn.Module, schedule: Schedule) -> torch.optim.AdamW:
-    """AdamW; norms and biases do not decay."""
-    matrices = [parameter for parameter in head.parameters() if parameter.dim() > 1]
-    vectors = [parameter for parameter in head.parameters() if parameter.dim() <= 1]
-    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        groups, lr=schedule.learning_rate, betas=_BETAS, weight_decay=schedule.weight_decay, fused=True
-    )
 
 
 def held_out_pieces(features: Features, schedule: Schedule) -> list[Piece]:

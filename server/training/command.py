@@ -8,7 +8,6 @@ from types import FrameType
 
 from engine.config import ModelConfig
 from server.log_setup import configure_logging
-from server.training.in_process import run_training
 from server.training.plan import Plan
 
 _INTERRUPTED = 130
@@ -38,6 +37,8 @@ def train(plan: Plan, model: ModelConfig, command: str) -> int:
     Raises:
         StartupError: Something that is needed is missing, damaged or too little.
     """
+    from server.training.in_process import run_training  # it loads torch, which flags are read without
+
     configure_logging("warning" if plan.quiet else "info")
     with _interruptible() as stop:
         is_done = run_training(plan, model, command, stop)

@@ -96,6 +96,7 @@ def _settings(plan: Plan, model: ModelConfig, command: str) -> TrainSettings:
         batch_tokens=plan.batch_tokens,
         accumulate=plan.accumulate,
         weight_decay=plan.weight_decay,
+        output_rate=plan.output_rate,
         seed=plan.seed,
         max_length=plan.max_length,
         eval_minutes=plan.eval_minutes,

@@ -55,6 +55,7 @@ class Plan:
     learning_rate: float
     warmup: float
     weight_decay: float
+    output_rate: float
     passes: int
     pass_ramp: float
     pass_share: float
@@ -106,6 +107,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="share of the prompts kept for the evaluation (default: 0.05)",
     )
+    _add_feature_flags(data)
+    _add_head_flags(parser)
+    _add_training_flags(parser)
+
+
+def _add_feature_flags(data: argparse._ArgumentGroup) -> None:
     data.add_argument(
         "--disk-gb", type=positive, default=20.0, metavar="G", help="that features may take (default: 20)"
     )
@@ -123,8 +130,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="longer sequences are trained on in pieces (default: 1024)",
     )
-    _add_head_flags(parser)
-    _add_training_flags(parser)
 
 
 def _add_head_flags(parser: argparse.ArgumentParser) -> None:
@@ -153,6 +158,12 @@ def _add_training_flags(parser: argparse.ArgumentParser) -> None:
         ("--learning-rate", positive, 1e-3, "the highest; AdamW with a cosine"),
         ("--warmup", _fraction, 0.03, "share of the training in which it rises"),
         ("--weight-decay", share, 0.01, "of matrices"),
+        (
+            "--output-rate",
+            share,
+            1.0,
+            "of EAGLE-3's own output layer, in learning rates; 0 leaves it as it is",
+        ),
         ("--passes", whole, 3, "of EAGLE over its own output, in training"),
         ("--pass-ramp", _fraction, 0.1, "share of the training after which a pass is added to the first"),
         ("--pass-share", _share, 0.5, "of its drafts, how many a pass hands on to the next"),
@@ -176,16 +187,7 @@ def read_plan(args: argparse.Namespace) -> Plan:
     Raises:
         ConfigError: Flags contradict each other, or something is missing.
     """
-    for flag, value in (("--method", args.method), ("--out", args.out)):
-        if value is None:
-            raise ConfigError(f"{flag} is missing; see outrider train-head --help")
-    if not (args.prompts or args.generations or args.text):
-        raise ConfigError("there is nothing to train on: give --prompts, --generations or --text")
-    if args.minutes is None and args.epochs is None:
-        raise ConfigError("the training has no end: give --minutes or --epochs")
-    for path in (*args.prompts, *args.generations, *args.text):
-        if not path.is_file():
-            raise ConfigError(f"there is no file {path}")
+    _check(args)
     return Plan(
         method=args.method,
         out=args.out,
@@ -205,6 +207,7 @@ def read_plan(args: argparse.Namespace) -> Plan:
         learning_rate=args.learning_rate,
         warmup=args.warmup,
         weight_decay=args.weight_decay,
+        output_rate=args.output_rate,
         passes=args.passes,
         pass_ramp=args.pass_ramp,
         pass_share=args.pass_share,
@@ -220,6 +223,19 @@ def read_plan(args: argparse.Namespace) -> Plan:
         threads=args.threads,
         quiet=args.quiet,
     )
+
+
+def _check(args: argparse.Namespace) -> None:
+    for flag, value in (("--method", args.method), ("--out", args.out)):
+        if value is None:
+            raise ConfigError(f"{flag} is missing; see outrider train-head --help")
+    if not (args.prompts or args.generations or args.text):
+        raise ConfigError("there is nothing to train on: give --prompts, --generations or --text")
+    if args.minutes is None and args.epochs is None:
+        raise ConfigError("the training has no end: give --minutes or --epochs")
+    for path in (*args.prompts, *args.generations, *args.text):
+        if not path.is_file():
+            raise ConfigError(f"there is no file {path}")
 
 
 def _fraction(text: str) -> float:

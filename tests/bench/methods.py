@@ -1,6 +1,6 @@
 """Tokens per second, acceptance and tokens per forward of every method, side by side over the same weights.
 
-    python -m tests.bench.methods --model M [--draft-model D] [--prompts FILE] [--max-tokens 64]
+    python -m tests.bench.methods --model M [--draft-model D] [--eagle HEAD] [--medusa HEADS] [--prompts FILE]
 
 Where `outrider bench --paired` compares a server with itself, this compares the methods with each other, in
 process. Every prompt is answered by each of them in turn, so that a machine whose speed drifts slows all
@@ -24,8 +24,10 @@ from engine.config import (
     NoSpeculation,
     SchedulerConfig,
     SpeculationConfig,
+    SuffixSpeculation,
 )
 from engine.factory import assemble
+from engine.head_config import EagleSpeculation, MedusaSpeculation
 from engine.llm import LLM, Completion
 from engine.model.loader import load_causal_lm
 from engine.sampling_params import SamplingParams
@@ -82,6 +84,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.methods", description=__doc__.split("\n")[0])
     parser.add_argument("--model", default=ModelConfig().model)
     parser.add_argument("--draft-model", help="adds the method draft_model")
+    parser.add_argument("--eagle", metavar="HEAD", help="adds the method eagle")
+    parser.add_argument("--medusa", metavar="HEADS", help="adds the method medusa")
+    parser.add_argument("--tree", help="of the heads, instead of a chain")
     parser.add_argument("--num-draft-tokens", type=int, help="default: each method's own")
     parser.add_argument("--prompts", type=Path, help="a .json or .jsonl file; default: four of our own")
     parser.add_argument("--num-prompts", type=int, help="default: each once")
@@ -104,9 +109,18 @@ def build(options: argparse.Namespace) -> dict[str, LLM]:
     model = ModelConfig(model=options.model, max_model_len=options.max_model_len)
     target = load_causal_lm(model)
     length = {} if options.num_draft_tokens is None else {"num_draft_tokens": options.num_draft_tokens}
-    methods: list[SpeculationConfig] = [NoSpeculation(), NgramSpeculation(**length)]
+    shape = length if options.tree is None else {"tree": options.tree}
+    methods: list[SpeculationConfig] = [
+        NoSpeculation(),
+        NgramSpeculation(**length),
+        SuffixSpeculation(**length),
+    ]
     if options.draft_model:
         methods.append(DraftModelSpeculation(draft_model=options.draft_model, **length))
+    if options.eagle:
+        methods.append(EagleSpeculation(head=options.eagle, **shape))
+    if options.medusa:
+        methods.append(MedusaSpeculation(head=options.medusa, **shape))
     engines: dict[str, LLM] = {}
     for speculation in methods:
         config = EngineConfig(

@@ -17,11 +17,13 @@ from transformers import PreTrainedModel
 from engine.core.request import Request
 from engine.engine_core import EngineCore
 from engine.llm import LLM
+from engine.model.input_batch import SequenceSlice
 from engine.model.model_runner import TappedPass
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements, Speculator
 from engine.speculation.eagle import EagleSpeculator
 from engine.speculation.head_progress import MAX_PENDING
+from engine.speculation.head_runner import HeadOutput
 from engine.speculation.heads.eagle import EagleHead
 from engine.speculation.heads.medusa import MedusaHeads
 from engine.speculation.target_ends import TargetEnds
@@ -149,7 +151,7 @@ def test_in_a_batch_and_in_chunks(method: str, budget: int) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("block_size", [4, 1])
 def test_behind_cached_blocks(method: str, block_size: int) -> None:
-    llm = build_llm(method, block_size=block_size)
+    llm = build_llm(method, block_size=block_size, num_kv_blocks=1024)
     first = llm.generate(PROMPTS, WISHES)
     seen = record(llm)
     again = llm.generate(PROMPTS, replace(WISHES, seed=4))
@@ -221,9 +223,12 @@ def test_a_step_without_a_draft_costs_no_pass_until_much_is_pending() -> None:
     assert isinstance(speculator, EagleSpeculator)
     sizes: list[int] = []
     absorb = speculator._runner.absorb
-    speculator._runner.absorb = lambda slices, features: (  # type: ignore[method-assign]
-        sizes.append(len(features)) or absorb(slices, features)
-    )
+
+    def counted(slices: Sequence[SequenceSlice], features: torch.Tensor) -> HeadOutput:
+        sizes.append(len(features))
+        return absorb(slices, features)
+
+    speculator._runner.absorb = counted  # type: ignore[method-assign]
     llm.generate(["a", "zz"], replace(WISHES, max_tokens=100))
     assert sizes == [2 * MAX_PENDING] or sizes == [MAX_PENDING] * 2
     assert_clean(llm)
@@ -274,7 +279,7 @@ def shifted(core: EngineCore) -> None:
     drafting = core._drafting
     assert drafting is not None
     note = drafting.note_features
-    drafting.note_features = lambda plan, rows: note(plan, rows.roll(-1, 0))  # type: ignore[method-assign]
+    drafting.note_features = lambda plan, rows: note(plan, rows.roll(-1, 0))  # type: ignore
 
 
 def first_layer_twice(core: EngineCore) -> None:
@@ -286,7 +291,7 @@ def first_layer_twice(core: EngineCore) -> None:
         width = output.features.shape[1] // 3
         return replace(output, features=output.features[:, :width].repeat(1, 3))
 
-    core._runner.forward_tapped = forward_tapped  # type: ignore[method-assign,assignment]
+    core._runner.forward_tapped = forward_tapped  # type: ignore[method-assign]
 
 
 def not_computed_again(core: EngineCore) -> None:

@@ -28,7 +28,7 @@ EVERYTHING = HiddenSelection((0, 1, 2), last=True)
 def make_runner(arch: str, dtype: DType | None = None) -> ModelRunner:
     model = load_tiny(arch, dtype=dtype, **size(arch))
     cache = PagedKVCache(model.layers, 16, 4, model.dtype, model.device)
-    return ModelRunner(model.module, cache, choose_backend(model.operators), model.vocab_size)
+    return ModelRunner(model.module, cache, choose_backend(model.operators, model.device), model.vocab_size)
 
 
 def size(arch: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import DraftModelSpeculation, NgramSpeculation, NoSpeculation
+from engine.head_config import EagleSpeculation
 from server.config import OPTIONS, ConfigError, ServerConfig, load_config
 from server.options import flag_of, variable_of
 
@@ -186,6 +187,7 @@ def test_a_draft_model_means_draft_model_speculation(yaml_file: Path) -> None:
     yaml_file.write_text("speculation: ngram\nngram_max: 4\n")
     loaded = load_config({"draft_model": "d"}, {}, str(yaml_file))
     assert loaded.config.engine.speculation == DraftModelSpeculation(draft_model="d")
+    assert load_config({"head": "h"}, {}).config.engine.speculation == EagleSpeculation(head="h")
     assert loaded.notes == (
         f"ngram_max from {yaml_file} is left out: speculation is draft_model (--draft-model)",
     )
@@ -219,6 +221,7 @@ def test_a_later_choice_drops_what_earlier_sources_set_for_another(yaml_file: Pa
             "--draft-revision: draft_revision is for draft_model, but speculation is ngram (the default)",
         ),
         ({"speculation": "draft_model"}, {}, "speculation draft_model needs draft_model: give --draft-model"),
+        ({"speculation": "medusa"}, {}, "speculation medusa needs head: give --head"),
         (
             {"num_draft_tokens": "64"},
             {},

@@ -135,7 +135,7 @@ def test_a_head_of_the_other_method_is_sent_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt2"])
 def test_the_targets_output_layer_with_all_that_it_does(arch: str) -> None:
     """Gemma 2 caps its logits."""
-    changes = {"final_logit_softcapping": 2.0} if arch == "gemma2" else {}
+    changes: dict[str, Any] = {"final_logit_softcapping": 2.0} if arch == "gemma2" else {}
     module = tiny_model(arch, attention="eager", **changes)
     tokens = list(b"one two")
     logits = module(torch.tensor([tokens]), use_cache=False).logits[0]
