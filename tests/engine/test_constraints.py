@@ -249,7 +249,7 @@ def test_a_mask_that_ignores_the_path_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_a_matcher_that_follows_rejected_tokens_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def keep_what_was_walked(self: Matcher, run: Sequence[int]) -> bool:
         self._masks.clear()
-        self._ahead = ()
+        self._committed, self._ahead = self._walker, ()
         return True
 
     monkeypatch.setattr(Matcher, "advance", keep_what_was_walked)
