@@ -37,5 +37,4 @@ def _on_cuda(device: torch.device) -> AttentionBackend:
     from engine.model.attention.triton import TritonAttention
 
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    logger.info("attention: Triton kernels")
     return TritonAttention(SplitRules(PROGRAMS_PER_PROCESSOR * processors, MIN_SLOTS_PER_SPLIT))

@@ -20,7 +20,7 @@ _MIN_ROWS = 16
 _MAX_ROW_BYTES = 128
 """A column of a block: 64 rows or slots of 16 bits, 32 in float32, which has no matrix unit to lean on."""
 _SLOT_BYTES = 32 << 10
-"""Keys and values of a block of slots. Compiled with _STAGES, no tile needs more than a small GPU's 99 KiB."""
+"""Keys and values of a block of slots. Compiled with _STAGES, no tile needs more than a small GPU has."""
 _STAGES = 3
 
 
@@ -67,6 +67,25 @@ class _Tables:
     num_splits: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """Where a layer's results go: see `attend` in the kernels."""
+
+    out: torch.Tensor
+    partial_out: torch.Tensor
+    partial_weight: torch.Tensor
+
+    @classmethod
+    def empty(cls, out: torch.Tensor, tables: _Tables, num_kv_heads: int) -> "_Results":
+        """With room for partial results."""
+        partials = (tables.num_partials, num_kv_heads, tables.num_rows)
+        return cls(
+            out,
+            out.new_empty((*partials, out.shape[2]), dtype=torch.float32),
+            out.new_empty(partials, dtype=torch.float32),
+        )
+
+
 class TritonPlan:
     """One forward pass of TritonAttention."""
 
@@ -98,11 +117,7 @@ class TritonPlan:
     ) -> None:
         _, num_kv_heads, key_dim = keys.shape
         kernels.store[(key.shape[1],)](
-            key,
-            value,
-            keys,
-            values,
-            self._batch.slots,
+            *(key, value, keys, values, self._batch.slots),
             *key.stride()[:2],
             *value.stride()[:2],
             NUM_HEADS=num_kv_heads,
@@ -121,34 +136,18 @@ class TritonPlan:
         out: torch.Tensor,
         options: LayerOptions,
     ) -> None:
-        num_heads, num_kv_heads = query.shape[0], keys.shape[1]
+        num_heads, num_kv_heads, value_dim = query.shape[0], keys.shape[1], values.shape[2]
         tables = self._tables_for(_Kind(num_heads, num_kv_heads, options.window))
-        group, value_dim = num_heads // num_kv_heads, values.shape[2]
-        partials = (tables.num_partials, num_kv_heads, tables.num_rows)
-        partial_weight = query.new_empty(partials, dtype=torch.float32)
-        partial_out = query.new_empty((*partials, value_dim), dtype=torch.float32)
-        block_k, block_v = _block_of(keys.shape[2]), _block_of(value_dim)
-        sinks = out if options.sinks is None else options.sinks
-        has_sinks = options.sinks is not None
+        results = _Results.empty(out, tables, num_kv_heads)
+        batch, block_k, block_v = self._batch, _block_of(keys.shape[2]), _block_of(value_dim)
         kernels.attend[(len(tables.tiles), num_kv_heads)](
-            query,
-            keys,
-            values,
-            out,
-            partial_out,
-            partial_weight,
-            tables.tiles,
-            self._context,
-            self._positions,
-            self._batch.positions,
-            self._batch.visible,
-            self._batch.ancestors,
-            sinks,
-            options.scale,
-            options.softcap or 0.0,
-            options.window or 0,
+            *(query, keys, values, results.out, results.partial_out, results.partial_weight),
+            *(tables.tiles, self._context, self._positions),
+            *(batch.positions, batch.visible, batch.ancestors),
+            out if options.sinks is None else options.sinks,
+            *(options.scale, options.softcap or 0.0, options.window or 0),
             *query.stride()[:2],
-            GROUP=group,
+            GROUP=num_heads // num_kv_heads,
             KEY_DIM=keys.shape[2],
             VALUE_DIM=value_dim,
             BLOCK_M=tables.num_rows,
@@ -158,24 +157,25 @@ class TritonPlan:
             HAS_TREES=self._has_trees,
             HAS_WINDOW=options.window is not None,
             HAS_SOFTCAP=options.softcap is not None,
-            HAS_SINKS=has_sinks,
+            HAS_SINKS=options.sinks is not None,
             WIDE_DOTS=_widens(keys.dtype),
             num_stages=_STAGES,
         )
         if tables.num_partials:
-            kernels.combine[(len(tables.merges), num_heads)](
-                out,
-                partial_out,
-                partial_weight,
-                tables.merges,
-                sinks,
-                GROUP=group,
-                VALUE_DIM=value_dim,
-                BLOCK_M=tables.num_rows,
-                BLOCK_V=block_v,
-                BLOCK_S=tables.num_splits,
-                HAS_SINKS=has_sinks,
-            )
+            self._combine(results, tables, num_heads // num_kv_heads, options.sinks)
+
+    def _combine(self, results: _Results, tables: _Tables, group: int, sinks: torch.Tensor | None) -> None:
+        _, num_heads, value_dim = results.out.shape
+        kernels.combine[(len(tables.merges), num_heads)](
+            *(results.out, results.partial_out, results.partial_weight, tables.merges),
+            results.out if sinks is None else sinks,
+            GROUP=group,
+            VALUE_DIM=value_dim,
+            BLOCK_M=tables.num_rows,
+            BLOCK_V=_block_of(value_dim),
+            BLOCK_S=tables.num_splits,
+            HAS_SINKS=sinks is not None,
+        )
 
     def _tables_for(self, kind: _Kind) -> _Tables:
         if kind not in self._tables:
