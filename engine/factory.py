@@ -20,6 +20,7 @@ from engine.model.memory import GIB, CacheFootprint, plan_blocks
 from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
 from engine.sampling_params import Acceptance
+from engine.speculation.auto_planner import AutoPlanner
 from engine.speculation.base import Speculator
 from engine.speculation.draft_room import DraftRoom
 from engine.speculation.drafter import Drafter
@@ -31,7 +32,7 @@ from engine.speculation.factory import (
     wants_probe,
 )
 from engine.speculation.measurements import Measurements, MethodMeasurements
-from engine.speculation.planner import AutoPlanner, FixedPlanner, Planner
+from engine.speculation.planner import FixedPlanner, Planner
 from engine.speculation_probe import log_probe, probe_speculation
 from engine.tokenizer import Tokenizer
 

@@ -15,6 +15,7 @@ from engine.outputs import (
     TokenLogprob,
     TopLogprob,
 )
+from engine.planning import MethodReport, OutcomeCount, PlannerReport, PlanOutcome, RequestReport, RowCost
 from engine.sampling_params import SamplingParams
 
 BOS, EOS, END_OF_TURN = 256, 257, 258
@@ -49,6 +50,7 @@ class FakeEngine:
         ending: Finish reason of complete answers.
         template_error: Raised by apply_chat_template().
         trace_error: Raised by trace().
+        planner_error: Raised by planner_report().
         requests: What came in, in order.
         num_cached_tokens: What a prompt's first choice finds in the cache; each later one finds one more.
         aborted: Ids of requests that were left before their end, in order.
@@ -69,6 +71,7 @@ class FakeEngine:
     ending: FinishReason = FinishReason.STOP
     template_error: Exception | None = None
     trace_error: EngineError | None = None
+    planner_error: EngineError | None = None
     acceptance: AcceptancePolicy = ANY_LOSSLESS
     alive: bool = True
     requests: list[FakeRequest] = field(default_factory=list)
@@ -195,6 +198,25 @@ class FakeEngine:
         if self.trace_error is not None:
             raise self.trace_error
         return b'{"traceEvents": [], "steps": %d}' % num_steps
+
+    async def planner_report(self) -> PlannerReport:
+        if self.planner_error is not None:
+            raise self.planner_error
+        rates = ((0.75, 0.125), (0.5, 0.25))
+        return PlannerReport(
+            planner="auto",
+            forward=(RowCost(1, 10.0, 7), RowCost(8, 17.5, 0)),
+            speed=1.25,
+            microseconds_per_context_token=0.5,
+            microseconds_per_row_and_context_token=0.25,
+            host_milliseconds_per_step=1.0,
+            host_milliseconds_per_request=0.125,
+            methods=(MethodReport("draft_model", rates, 12, 0.0, 1.5, 0.25),),
+            requests=(RequestReport("chatcmpl-1", "draft_model", 0.5, 4),),
+            outcomes=(OutcomeCount(PlanOutcome.LOAD, 3),),
+            num_granted=44,
+            prediction_error=0.03125,
+        )
 
     def health(self) -> EngineHealth:
         return EngineHealth(self.alive, "" if self.alive else "the loop died of a test")

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 
 from engine.speculation.linear_fit import LinearFit
@@ -83,14 +84,11 @@ class CostModel:
     def rise(self, shape: StepShape, count: int) -> list[float]:
         """Seconds that 0, 1, ... `count` more rows add to a pass; never falling."""
         per_row = self._per_row_context * shape.context / max(shape.requests, 1)
-        values = self._curve.run(shape.rows, count)
-        first = highest = values[0]
-        found: list[float] = []
-        for number, value in enumerate(values):
-            if value > highest:
-                highest = value
-            found.append(self._speed * (highest - first + number * per_row))
-        return found
+        values = list(accumulate(self._curve.run(shape.rows, count), max))
+        first, speed = values[0], self._speed
+        if not per_row:
+            return [speed * (value - first) for value in values]
+        return [speed * (value - first + number * per_row) for number, value in enumerate(values)]
 
     def observe(self, shape: StepShape, forward_seconds: float, host_seconds: float) -> None:
         """Enters a step that was made."""
