@@ -86,12 +86,14 @@ def admit(bids: Sequence[Bid], tariff: Tariff) -> Admission:
     step of a curve with steps. At most `len(tariff.rise) - 1` nodes are taken.
 
     Args:
-        bids: One per request that may have nodes.
+        bids: One per request that may have nodes. Whose entry costs more than all of its nodes can bring is
+            left out from the start.
         tariff: What they cost.
     """
     nodes = [
         (-value, place, node, bid.depths[node], tariff.cost(bid, node))
         for place, bid in enumerate(bids)
+        if not bid.entry_seconds or sum(bid.values) > tariff.plain_speed * bid.entry_seconds
         for node, value in enumerate(bid.values)
     ]
     nodes.sort()

@@ -46,7 +46,7 @@ class CostModel:
         self._curve = RowCurve()
         self._per_context = 0.0
         self._per_row_context = 0.0
-        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
         self._speed = 1.0
         self._host = LinearFit((0.02, 0.005), (1.0, 4.0))
         self._host_costs = (0.0, 0.0)
@@ -62,7 +62,7 @@ class CostModel:
         """
         self._curve.set(by_rows)
         self._per_context, self._per_row_context = per_context, per_row_context
-        self._recent.extend((1.0, 1.0, 1.0))
+        self._recent.extend([(1.0, 0)] * 3)
         self._speed = 1.0
         self._host_costs = (0.0, 0.0)
         self.is_measured = True
@@ -94,13 +94,15 @@ class CostModel:
         """Enters a step that was made."""
         expected = self._at_rest(shape)
         if not shape.reads_prompts:
-            self._recent.append(forward_seconds / expected)
-            self._speed = median(self._recent)
+            self._recent.append((forward_seconds / expected, shape.rows))
+            self._speed = median(ratio for ratio, _ in self._recent)
             self.is_measured = True
             self._host.observe((1.0, float(shape.requests)), host_seconds, self.unit)
             per_step, per_request = self._host.solve(self.unit)
             self._host_costs = (per_step, per_request)
-        if not shape.reads_prompts or (self.is_measured and shape.rows > _MANY_ROWS):
+        # Of a size that most recent steps had, nobody can say whether it or the machine has become slower.
+        is_usual = 2 * sum(rows == shape.rows for _, rows in self._recent) > len(self._recent)
+        if not is_usual and (not shape.reads_prompts or shape.rows > _MANY_ROWS):
             ratio = forward_seconds / (self._speed * expected)
             self._curve.observe(shape.rows, min(max(ratio, _LEAST), _MOST))
 

@@ -99,7 +99,10 @@ def test_costs_are_told_apart() -> None:
     for _ in range(300):
         passes, rows = float(rng.randint(1, 6)), float(rng.randint(1, 40))
         fit.observe((1.0, passes, rows), 0.002 + 0.01 * passes + 0.0005 * rows, 0.1)
-    assert fit.solve(0.1) == pytest.approx((0.002, 0.01, 0.0005), rel=0.2)
+    start, per_pass, per_row = fit.solve(0.1)
+    assert per_pass == pytest.approx(0.01, rel=0.1)
+    assert per_row == pytest.approx(0.0005, rel=0.1)
+    assert start + 2 * per_pass + 20 * per_row == pytest.approx(0.032, rel=0.05)
 
 
 def test_a_prior_gives_way() -> None:
