@@ -25,9 +25,9 @@ from engine.speculation.base import Speculator
 from engine.speculation.draft_room import DraftRoom
 from engine.speculation.drafter import Drafter
 from engine.speculation.factory import (
-    build_lookup,
     build_speculator,
     load_drafts,
+    lookup_settings,
     max_draft_nodes,
     wants_probe,
 )
@@ -218,9 +218,11 @@ def _drafters(
     if speculator is None:
         return ()
     wanted = [(config.speculation, speculator)]
-    lookup = build_lookup(config, target)
+    lookup = lookup_settings(config.speculation)
     if lookup is not None:
-        wanted.insert(0, lookup)
+        found = build_speculator(config.model_copy(update={"speculation": lookup}), target, (), 0)
+        assert found is not None, "a lookup is a speculator"
+        wanted.insert(0, (lookup, found))
     return tuple(
         Drafter(
             settings.method,
@@ -247,7 +249,11 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         vocab_size=target.vocab_size,
         max_model_len=target.max_model_len,
         method=config.speculation.method,
-        max_draft_tokens=max_draft_nodes(config.speculation),
+        max_draft_tokens=max(
+            max_draft_nodes(settings)
+            for settings in (config.speculation, lookup_settings(config.speculation))
+            if settings is not None
+        ),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
         acceptance=config.speculation.policy,
         weights=target.weights,

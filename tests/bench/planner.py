@@ -31,7 +31,6 @@ from engine.config import (
 from engine.factory import assemble
 from engine.llm import LLM, Completion
 from engine.model.loader import load_causal_lm
-from engine.planning import PlanOutcome
 from engine.sampling_params import SamplingParams
 from engine.speculation.factory import load_drafts
 from server.bench.chart import Chart, Series, draw_charts
@@ -208,9 +207,7 @@ def outcomes(llm: LLM) -> None:
     found = llm.planner_report()
     counts = {count.outcome: count.num_steps for count in found.outcomes if count.num_steps}
     total = sum(counts.values())
-    shares = ", ".join(
-        f"{outcome} {counts[outcome] / total:.0%}" for outcome in PlanOutcome if outcome in counts
-    )
+    shares = ", ".join(f"{outcome} {number / total:.0%}" for outcome, number in counts.items())
     error = "-" if found.prediction_error is None else f"{found.prediction_error:.0%}"
     sys.stdout.write(f"planner: {total} steps ({shares}), steps predicted within {error}\n")
     curve = ", ".join(f"{point.rows}: {point.milliseconds:.1f}" for point in found.forward[:20])
