@@ -101,7 +101,8 @@ class CostModel:
             per_step, per_request = self._host.solve(self.unit)
             self._host_costs = (per_step, per_request)
         # Of a size that most recent steps had, nobody can say whether it or the machine has become slower.
-        is_usual = 2 * sum(rows == shape.rows for _, rows in self._recent) > len(self._recent)
+        num_same = sum(rows == shape.rows for _, rows in self._recent)
+        is_usual = len(self._recent) < _RECENT or 2 * num_same > _RECENT
         if not is_usual and (not shape.reads_prompts or shape.rows > _MANY_ROWS):
             ratio = forward_seconds / (self._speed * expected)
             self._curve.observe(shape.rows, min(max(ratio, _LEAST), _MOST))

@@ -19,7 +19,7 @@ from tests.engine.answers import PROMPT, assert_clean, essence, run
 from tests.engine.small_law import excess
 from tests.engine.test_lossless import OPTIONS, PROMPTS, plain_answers
 from tests.engine.test_rejection_law import FORK, WISHES, sampled
-from tests.engines import build_llm
+from tests.engines import build_llm, load_tiny
 from tests.scripted import ScriptedSpeculator
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -197,10 +197,10 @@ def clocked(llm: LLM, seconds_per_row: float) -> LLM:
     return llm
 
 
-@pytest.mark.parametrize(("seconds_per_row", "drafts"), [(0.00001, True), (0.05, False)])
-def test_it_learns_from_steps_whether_drafts_pay(seconds_per_row: float, drafts: bool) -> None:
+@pytest.mark.parametrize(("seconds_per_row", "noise", "drafts"), [(0.00001, 0.02, True), (0.05, 0.1, False)])
+def test_it_learns_from_steps_whether_drafts_pay(seconds_per_row: float, noise: float, drafts: bool) -> None:
     """With rows for nothing drafts are long; where each costs like a step there are next to none."""
-    llm = clocked(build_llm("draft_model", planner="auto"), seconds_per_row)
+    llm = clocked(build_llm("draft_model", planner="auto", draft=load_tiny(noise=noise)), seconds_per_row)
     outcomes: list[PlanOutcome] = []
     wishes = replace(GREEDY, max_tokens=90)
     run(

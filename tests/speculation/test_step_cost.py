@@ -79,10 +79,11 @@ def test_noise_averages_out() -> None:
 
 def test_without_a_calibration_steps_teach_the_scale() -> None:
     cost = CostModel()
-    assert not cost.is_measured
+    known = [cost.is_measured]
     for _ in range(10):
         cost.observe(shape(1), 0.5, 0.0)
-    assert cost.is_measured
+        known.append(cost.is_measured)
+    assert known == [False] + [True] * 10
     assert cost.unit == pytest.approx(0.5)
     assert cost.rise(shape(1), 1)[1] == pytest.approx(0.06, rel=0.1)
 
