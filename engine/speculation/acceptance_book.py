@@ -19,12 +19,14 @@ RANKS = len(PRIOR_RATES)
 
 _PRIOR_WEIGHT = 16.0  # Tests that the prior counts for, and a rank's average over depths at one depth.
 _MEMORY = 1000.0  # Tests at a depth and rank after which all count half.
-_OWN_WEIGHT = 12.0  # Tests that the method's average counts for in a request's own.
+_OWN_WEIGHT = 16.0  # Tests that the method's average counts for in a request's own.
 _MOST_TESTS = 64.0  # Of its own that count, the latest most.
 _FADING = 128  # Steps without a test after which a request's tests count half.
 # How far, in standard deviations, an uncertain rate is taken to be better than it looks. Who is thought worse
-# than he is gets no nodes, and so no chance to show it; who is thought better is soon found out.
+# than he is gets no nodes, and so no chance to show it; who is thought better is soon found out. Once more for
+# every doubling of the steps without a test, from the first so many on.
 _OPTIMISM = 0.3
+_PATIENCE = 16
 _CERTAIN = 0.995
 
 
@@ -69,7 +71,8 @@ class OwnRate:
             return self._odds
         weight = self._weight(step)
         own = (self.recent * weight + self.expected * _OWN_WEIGHT) / (weight + _OWN_WEIGHT)
-        own += _OPTIMISM * math.sqrt(own * (1.0 - own) / (weight + _OWN_WEIGHT))
+        optimism = _OPTIMISM * (1.0 + math.log2(1.0 + (step - self.last_step) / _PATIENCE))
+        own += optimism * math.sqrt(own * (1.0 - own) / (weight + _OWN_WEIGHT))
         own = min(max(own, 1e-4), _CERTAIN)
         expected = min(max(self.expected, 1e-4), _CERTAIN)
         self._odds = own * (1.0 - expected) / (expected * (1.0 - own))

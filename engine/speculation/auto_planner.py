@@ -174,12 +174,18 @@ class AutoPlanner:
             probes.recover()
         if not self._may_pay(method, wishes, plain) or not probes.may_pick(step):
             return False
-        idle = {wish.request_id: wish for wish in wishes if wish.place not in served}
+        tariff = self._tariff(method, plain)
+        # A trial may have a cache catch up, but not for longer than a step.
+        most_behind = plain.seconds / tariff.per_row if tariff.per_row else float("inf")
+        idle = {
+            wish.request_id: wish
+            for wish in wishes
+            if wish.place not in served and wish.num_behind <= most_behind
+        }
         if not idle:
             return False
         book = self._known.methods[method].book
-        tariff = self._tariff(method, plain)
-        behind = min(wish.num_behind for wish in idle.values())
+        behind = max(wish.num_behind for wish in idle.values())
         seconds = tariff.start + tariff.per_row * (PROBE_NODES + behind) + PROBE_NODES * tariff.per_pass
         seconds += tariff.rise[PROBE_NODES]
         steps = interval(seconds / tariff.seconds, book.num_verdicts)

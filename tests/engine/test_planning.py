@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def accepted(answers: Sequence[object]) -> int:
     return sum(answer.speculation.num_accepted_tokens for answer in answers)  # type: ignore[attr-defined]
 
 
-SETUPS = {
+SETUPS: dict[str, tuple[str, dict[str, Any]]] = {
     "ngram": ("ngram", {}),
     "suffix": ("suffix", {}),
     "chain": ("draft_model", {}),

@@ -157,4 +157,9 @@ def best_fixed(
     machine_of: Callable[[], Machine], rates: Sequence[float], depth: int, num_steps: int
 ) -> float:
     """The most tokens per second of any fixed depth, none included."""
-    return max(Simulation(machine_of(), rates, depth=each).run(num_steps) for each in range(depth + 1))
+    speeds = []
+    for each in range(depth + 1):
+        simulation = Simulation(machine_of(), rates, depth=each)
+        simulation.run(2)  # The first step has no drafts to check.
+        speeds.append(simulation.run(num_steps))
+    return max(speeds)

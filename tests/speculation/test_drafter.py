@@ -59,7 +59,7 @@ def test_a_call_is_measured() -> None:
     assert (called.num_levels, called.num_rows, called.seconds) == (3, 10, 0.5)
 
 
-DRAWN = TokenTree.chain((1,), Proposal.SAMPLED, (object(),))
+DRAWN = TokenTree((1,), (0,), Proposal.SAMPLED, (object(),), (0.5,))
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,7 @@ DRAWN = TokenTree.chain((1,), Proposal.SAMPLED, (object(),))
         (TokenTree.chain((1, 2, 3, 4)), False, "4 draft nodes proposed, but the budget was 3"),
         (TokenTree.chain((1, 10)), False, "draft token 10 is outside 0 to 9"),
         (CHAIN, True, "may be cut by its estimates"),
-        (
-            TokenTree(DRAWN.tokens, DRAWN.parents, DRAWN.proposal, DRAWN.distributions, (0.5,)),
-            True,
-            "is not drawn",
-        ),
+        (DRAWN, True, "is not drawn"),
     ],
 )
 def test_a_broken_promise_costs_the_drafts_of_the_step(
