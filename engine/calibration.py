@@ -24,7 +24,8 @@ class CalibrationLimits:
     Attributes:
         num_tokens: Slots of the cache, and of one sequence, whichever are fewer.
         max_rows: Tokens of one pass.
-        max_seconds: Time in all; what was begun is finished.
+        max_seconds: Time for passes without context; what was begun is finished, and four with context
+            come on top.
     """
 
     num_tokens: int
@@ -90,4 +91,4 @@ def _context_costs(
 
 
 def _table(num_tokens: int, block_size: int) -> Sequence[int]:
-    return range(num_tokens // block_size)
+    return range(-(-num_tokens // block_size))

@@ -228,7 +228,7 @@ class Drafting:
             for place, tree in zip(asked, self._call(method, list(asked.values())), strict=True):
                 if len(tree):
                     self._hand_out(waiting.pop(place), tree, method)
-                    offers.append(Offer(place, method, tree.probabilities or (1.0,) * len(tree)))
+                    offers.append(Offer(place, method, tree.probabilities))
         return offers
 
     def _draft(self, method: int, grants: Sequence[Grant], batch: _Batch, scheduler: Scheduler) -> int:

@@ -23,20 +23,21 @@ from engine.model.memory import GIB, CacheFootprint, plan_blocks
 from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
 from engine.sampling_params import Acceptance
+from engine.speculation.auto_planner import AutoPlanner
 from engine.speculation.base import Speculator
 from engine.speculation.draft_room import DraftRoom
 from engine.speculation.drafter import Drafter
 from engine.speculation.factory import (
     Draft,
-    build_lookup,
     build_speculator,
     load_drafts,
+    lookup_settings,
     max_draft_nodes,
     wants_probe,
 )
 from engine.speculation.forced import ForcedSpeculator
 from engine.speculation.measurements import Measurements, MethodMeasurements
-from engine.speculation.planner import AutoPlanner, FixedPlanner, Planner
+from engine.speculation.planner import FixedPlanner, Planner
 from engine.speculation.prediction import PredictionSpeculator
 from engine.speculation_probe import log_probe, probe_speculation
 from engine.token_tree import MAX_NODES
@@ -266,8 +267,13 @@ def _drafters(
     if speculator is None:
         return tuple(drafters)
     drafters.append(Drafter("grammar", ForcedSpeculator(), free, target.vocab_size, _has_grammar))
-    lookup = build_lookup(config, target)
-    for settings, each in (*([] if lookup is None else [lookup]), (config.speculation, speculator)):
+    wanted = [(config.speculation, speculator)]
+    lookup = lookup_settings(config.speculation)
+    if lookup is not None:
+        found = build_speculator(config.model_copy(update={"speculation": lookup}), target, (), 0)
+        assert found is not None, "a lookup is a speculator"
+        wanted.insert(0, (lookup, found))
+    for settings, each in wanted:
         room = DraftRoom(
             max_draft_nodes(settings),
             target.max_model_len,
@@ -301,7 +307,11 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         vocab_size=target.vocab_size,
         max_model_len=target.max_model_len,
         method=config.speculation.method,
-        max_draft_tokens=max_draft_nodes(config.speculation),
+        max_draft_tokens=max(
+            max_draft_nodes(settings)
+            for settings in (config.speculation, lookup_settings(config.speculation))
+            if settings is not None
+        ),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
         chat_template="" if tokenizer is None else tokenizer.chat_template,
         acceptance=config.speculation.policy,

@@ -9,6 +9,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineError, InvalidRequest
 from engine.factory import Engine, build_engine
 from engine.outputs import FinishReason, RequestOutput, SpeculationStats, StepStats, TokenLogprob
+from engine.planning import PlannerReport
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
@@ -87,6 +88,14 @@ class LLM:
         if self._tokenizer is None:
             raise EngineError("the model has no tokenizer: give prompts as token ids")
         return self._tokenizer
+
+    def planner_report(self) -> PlannerReport:
+        """What the planner of speculation goes by and has done.
+
+        Raises:
+            InvalidRequest: The engine runs without speculation.
+        """
+        return self._core.planner_report()
 
     def generate(
         self,

@@ -18,6 +18,7 @@ from engine.outputs import (
     TokenLogprob,
     TopLogprob,
 )
+from engine.planning import MethodReport, OutcomeCount, PlannerReport, PlanOutcome, RequestReport, RowCost
 from engine.sampling_params import SamplingParams, SpeculationParams
 
 BOS, EOS, END_OF_TURN = 256, 257, 258
@@ -53,6 +54,7 @@ class FakeEngine:
         chat_template: The template's source, from which the server learns how calls are written.
         template_error: Raised by apply_chat_template().
         trace_error: Raised by trace().
+        planner_error: Raised by planner_report().
         requests: What came in, in order.
         num_cached_tokens: What a prompt's first choice finds in the cache; each later one finds one more.
         conversations, tools, chat_options: What apply_chat_template() got, in order.
@@ -75,6 +77,7 @@ class FakeEngine:
     chat_template: str = ""
     template_error: Exception | None = None
     trace_error: EngineError | None = None
+    planner_error: EngineError | None = None
     acceptance: AcceptancePolicy = ANY_LOSSLESS
     takes_predictions: bool = True
     alive: bool = True
@@ -226,6 +229,25 @@ class FakeEngine:
         if self.trace_error is not None:
             raise self.trace_error
         return b'{"traceEvents": [], "steps": %d}' % num_steps
+
+    async def planner_report(self) -> PlannerReport:
+        if self.planner_error is not None:
+            raise self.planner_error
+        rates = ((0.75, 0.125), (0.5, 0.25))
+        return PlannerReport(
+            planner="auto",
+            forward=(RowCost(1, 10.0, 7), RowCost(8, 17.5, 0)),
+            speed=1.25,
+            microseconds_per_context_token=0.5,
+            microseconds_per_row_and_context_token=0.25,
+            host_milliseconds_per_step=1.0,
+            host_milliseconds_per_request=0.125,
+            methods=(MethodReport("draft_model", rates, 12, 0.0, 1.5, 0.25),),
+            requests=(RequestReport("chatcmpl-1", "draft_model", 0.5, 4),),
+            outcomes=(OutcomeCount(PlanOutcome.LOAD, 3),),
+            num_granted=44,
+            prediction_error=0.03125,
+        )
 
     def health(self) -> EngineHealth:
         return EngineHealth(self.alive, "" if self.alive else "the loop died of a test")

@@ -12,19 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.speculation.tree_shape import PRIOR_RATES, TreeShape
-from engine.token_tree import TokenTree
+from engine.token_tree import MAX_NODES, TokenTree
 
 DEPTHS = 8
 RANKS = len(PRIOR_RATES)
 
 _PRIOR_WEIGHT = 16.0  # Tests that the prior counts for, and a rank's average over depths at one depth.
 _MEMORY = 1000.0  # Tests at a depth and rank after which all count half.
-_OWN_WEIGHT = 8.0  # Tests that the method's average counts for in a request's own.
-_MOST_TESTS = 40.0  # Of its own that count, the latest most.
-_FADING = 96  # Steps without a test after which a request's tests count half.
+_OWN_WEIGHT = 16.0  # Tests that the method's average counts for in a request's own.
+_MOST_TESTS = 64.0  # Of its own that count, the latest most.
+_FADING = 128  # Steps without a test after which a request's tests count half.
 # How far, in standard deviations, an uncertain rate is taken to be better than it looks. Who is thought worse
-# than he is gets no nodes, and so no chance to show it; who is thought better is soon found out.
-_OPTIMISM = 0.5
+# than he is gets no nodes, and so no chance to show it; who is thought better is soon found out. Once more for
+# every doubling of the steps without a test, from the first so many on.
+_OPTIMISM = 0.3
+_PATIENCE = 16
 _CERTAIN = 0.995
 
 
@@ -43,25 +45,43 @@ class OwnRate:
     expected: float
     num_tested: float = 0.0
     last_step: int = 0
+    _odds: float = 1.0
+    _odds_until: int = -1
 
-    def note(self, stood: bool, expected: float, step: int) -> None:
-        """Enters a test."""
-        self.num_tested = min(self._weight(step) + 1.0, _MOST_TESTS)
-        weight = 1.0 / (self.num_tested + 1.0)
-        self.recent += weight * (stood - self.recent)
-        self.expected += weight * (expected - self.expected)
-        self.last_step = step
+    def note(self, num_tested: int, num_stood: int, expected: Sequence[float], step: int) -> None:
+        """Enters the tests of one verdict.
+
+        Args:
+            num_tested: Nodes with children that were reached.
+            num_stood: Those, the first ones, of which a child stood.
+            expected: How often that happens with this method, by depth.
+            step: Number of the step.
+        """
+        weight = self._weight(step)
+        for depth in range(num_tested):
+            weight = min(weight + 1.0, _MOST_TESTS)
+            share = 1.0 / (weight + 1.0)
+            self.recent += share * ((depth < num_stood) - self.recent)
+            self.expected += share * (expected[depth] - self.expected)
+        self.num_tested, self.last_step, self._odds_until = weight, step, -1
 
     def odds_ratio(self, step: int) -> float:
         """By what the odds of the method's rates are multiplied for this request."""
+        if step < self._odds_until:
+            return self._odds
         weight = self._weight(step)
         own = (self.recent * weight + self.expected * _OWN_WEIGHT) / (weight + _OWN_WEIGHT)
-        own += _OPTIMISM * math.sqrt(own * (1.0 - own) / (weight + _OWN_WEIGHT))
+        optimism = _OPTIMISM * (1.0 + math.log2(1.0 + (step - self.last_step) / _PATIENCE))
+        own += optimism * math.sqrt(own * (1.0 - own) / (weight + _OWN_WEIGHT))
         own = min(max(own, 1e-4), _CERTAIN)
         expected = min(max(self.expected, 1e-4), _CERTAIN)
-        return own * (1.0 - expected) / (expected * (1.0 - own))
+        self._odds = own * (1.0 - expected) / (expected * (1.0 - own))
+        self._odds_until = step + _FADING // 12
+        return self._odds
 
     def _weight(self, step: int) -> float:
+        if step == self.last_step:
+            return self.num_tested
         return self.num_tested * math.exp2((self.last_step - step) / _FADING)
 
 
@@ -73,11 +93,12 @@ class AcceptanceBook:
         self._stood = [[0.0] * RANKS for _ in range(DEPTHS)]
         self._own: dict[str, OwnRate] = {}
         self._rates: list[list[float]] = []
+        self._chain: list[float] = []
         self._is_stale = True
         self._plans: dict[TreeShape, tuple[tuple[int, int, int], ...]] = {}
         self.num_verdicts = 0
 
-    def note(self, request_id: str, tree: TokenTree, accepted: Sequence[int], step: int) -> bool:
+    def note(self, request_id: str, tree: TokenTree, accepted: Sequence[int], step: int) -> None:
         """Enters a verdict.
 
         Args:
@@ -85,24 +106,27 @@ class AcceptanceBook:
             tree: What was checked.
             accepted: The nodes that stand, a path from the root.
             step: Number of the step, for the fading of old tests.
-
-        Returns:
-            Whether the first token of the draft stood.
         """
         rates = self._rates or self.rates()
         own = self._own.get(request_id)
         if own is None:
             own = self._own[request_id] = OwnRate(rates[0][0], rates[0][0])
+        num_stood = len(accepted)
+        if tree.is_chain:
+            num_tested = min(num_stood + 1, len(tree))
+            for depth in range(num_tested):
+                self._count(depth, 1, 0 if depth < num_stood else RANKS)
+            own.note(num_tested, num_stood, self._chain, step)
+            return
+        expected: list[float] = []
         for depth, node in enumerate((0, *accepted)):
             children = tree.children(node)
             if not children:
                 break
-            stands = accepted[depth] if depth < len(accepted) else 0
-            rank = children.index(stands) if stands else RANKS
-            level = min(depth, DEPTHS - 1)
-            own.note(stands != 0, min(sum(rates[level][: len(children)]), _CERTAIN), step)
-            self._count(level, len(children), rank)
-        return bool(accepted)
+            rank = children.index(accepted[depth]) if depth < num_stood else RANKS
+            expected.append(min(sum(rates[min(depth, DEPTHS - 1)][: len(children)]), _CERTAIN))
+            self._count(depth, len(children), rank)
+        own.note(len(expected), num_stood, expected, step)
 
     def forget(self, request_id: str) -> None:
         """Drops a request that ended."""
@@ -124,6 +148,8 @@ class AcceptanceBook:
                 ]
                 for level in zip(self._stood, self._tried, strict=True)
             ]
+            own = [level[0] for level in self._rates]
+            self._chain = own + own[-1:] * (MAX_NODES - DEPTHS)
         return self._rates
 
     def values(
@@ -141,11 +167,11 @@ class AcceptanceBook:
         Returns:
             Falling values, and the depth of each.
         """
-        rates = self.rates()
+        self.rates()
         own = self._own.get(request_id)
         ratio = 1.0 if own is None else own.odds_ratio(step)
         if shape is None:
-            return _chain_values(rates, ratio, min(room), least)
+            return _chain_values(self._chain, ratio, min(room), least)
         return self._tree_values(shape, ratio, room, least)
 
     def last_tested(self, request_id: str) -> int:
@@ -157,9 +183,10 @@ class AcceptanceBook:
         """Per request tested: its id, the share of its recent tests that stood, and how many there were."""
         return [(name, own.recent, round(own.num_tested)) for name, own in self._own.items()]
 
-    def _count(self, level: int, num_children: int, rank: int) -> None:
+    def _count(self, depth: int, num_children: int, rank: int) -> None:
         self._is_stale = True
         self.num_verdicts += 1
+        level = depth if depth < DEPTHS else DEPTHS - 1
         tried, stood = self._tried[level], self._stood[level]
         for place in range(min(num_children, RANKS)):
             tried[place] += 1.0
@@ -205,12 +232,11 @@ class AcceptanceBook:
 
 
 def _chain_values(
-    rates: Sequence[Sequence[float]], ratio: float, room: int, least: float
+    rates: Sequence[float], ratio: float, room: int, least: float
 ) -> tuple[list[float], list[int]]:
     found: list[float] = []
     worth = 1.0
-    for depth in range(room):
-        rate = rates[min(depth, DEPTHS - 1)][0]
+    for rate in rates[:room]:
         worth *= rate * ratio / (1.0 - rate + rate * ratio)
         if worth < least:
             break

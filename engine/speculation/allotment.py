@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, count, islice
+from operator import add, sub, truediv
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,19 @@ class Tariff:
 
     def floor(self) -> float:
         """A node that stands less likely than that cannot pay, however many come with it."""
-        rise = self.rise
-        cheapest = min((rise[count] / count for count in range(1, len(rise))), default=1.0)
-        return self.plain_speed * cheapest
+        each = map(truediv, islice(self.rise, 1, None), count(1))
+        return self.plain_speed * min(each, default=self.seconds)
+
+    def cost(self, bid: Bid, node: int) -> float:
+        """Seconds to draft one node, the levels left out; nothing for one that is there already."""
+        if not bid.depths[node]:
+            return 0.0
+        return self.per_row if node else self.per_row + bid.entry_seconds
+
+    def speed(self, tokens: float, num_nodes: int, depth: int) -> float:
+        """Tokens per second with so many drafted nodes in so many levels that bring so many tokens."""
+        drafting = self.start + self.per_pass * depth + self.per_row * num_nodes
+        return (self.tokens + tokens) / (self.seconds + drafting + self.rise[num_nodes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +78,7 @@ class Admission:
     speed: float
 
 
-def admit(bids: Sequence[Bid], tariff: Tariff, margin: float = 1.0) -> Admission:
+def admit(bids: Sequence[Bid], tariff: Tariff) -> Admission:
     """Takes nodes by falling chance, as long as totals say, and as deep as totals say.
 
     For a given number of levels the best set of n nodes is the n likeliest ones, so all n are tried with the
@@ -74,58 +86,45 @@ def admit(bids: Sequence[Bid], tariff: Tariff, margin: float = 1.0) -> Admission
     step of a curve with steps. At most `len(tariff.rise) - 1` nodes are taken.
 
     Args:
-        bids: One per request that may have nodes.
+        bids: One per request that may have nodes. Whose entry costs more than all of its nodes can bring is
+            left out from the start.
         tariff: What they cost.
-        margin: By what drafting has to beat plain decoding.
     """
-    nodes = sorted(
-        (-value, place, node, depth)
+    nodes = [
+        (-value, place, node, bid.depths[node], tariff.cost(bid, node))
         for place, bid in enumerate(bids)
-        for node, (value, depth) in enumerate(zip(bid.values, bid.depths, strict=True))
-    )
-    best_speed = tariff.plain_speed * margin
+        if not bid.entry_seconds or sum(bid.values) > tariff.plain_speed * bid.entry_seconds
+        for node, value in enumerate(bid.values)
+    ]
+    nodes.sort()
+    best_speed = tariff.plain_speed
     best_count = best_depth = 0
     previous = 0.0
     for depth in range(max((node[3] for node in nodes), default=0) + 1):
-        speed, count = _scan(nodes, bids, tariff, depth)
+        speed, num_nodes = _scan(nodes, tariff, depth)
         if speed > best_speed:
-            best_speed, best_count, best_depth = speed, count, depth
+            best_speed, best_count, best_depth = speed, num_nodes, depth
         if depth > 1 and speed < previous < best_speed:
             break  # Levels gain ever less and cost the same.
         previous = speed
     counts = [0] * len(bids)
-    for _, place, _, level in nodes:
+    for _, place, _, level, _ in nodes:
         if best_count and level <= best_depth:
             counts[place] += 1
             best_count -= 1
-    speed = best_speed if any(counts) else tariff.plain_speed
-    deepest = max(
-        (bid.depths[count - 1] for bid, count in zip(bids, counts, strict=True) if count), default=0
-    )
-    return Admission(tuple(counts), min(best_depth, deepest) if deepest else 0, speed)
+    taken = [bid.depths[number - 1] for bid, number in zip(bids, counts, strict=True) if number]
+    speed = best_speed if taken else tariff.plain_speed
+    return Admission(tuple(counts), min(best_depth, max(taken, default=0)), speed)
 
 
 def _scan(
-    nodes: Sequence[tuple[float, int, int, int]], bids: Sequence[Bid], tariff: Tariff, depth: int
+    nodes: Sequence[tuple[float, int, int, int, float]], tariff: Tariff, depth: int
 ) -> tuple[float, int]:
     """The highest tokens per second of all numbers of nodes, none deeper than `depth`, and that number."""
-    rise, per_row = tariff.rise, tariff.per_row
-    tokens, most = tariff.tokens, len(rise) - 1
-    seconds = tariff.seconds + (tariff.start + tariff.per_pass * depth if depth else 0.0)
-    best = 0.0
-    best_count = count = 0
-    for falling, place, node, level in nodes:
-        if level > depth:
-            continue
-        if count == most:
-            break
-        count += 1
-        tokens -= falling
-        if level:
-            seconds += per_row
-            if not node:
-                seconds += bids[place].entry_seconds
-        speed = tokens / (seconds + rise[count])
-        if speed > best:
-            best, best_count = speed, count
-    return best, best_count
+    chosen = [node for node in nodes if node[3] <= depth][: len(tariff.rise) - 1]
+    start = tariff.seconds + (tariff.start + tariff.per_pass * depth if depth else 0.0)
+    tokens = accumulate([node[0] for node in chosen], sub, initial=tariff.tokens)
+    drafting = accumulate([node[4] for node in chosen], initial=start)
+    speeds = list(map(truediv, tokens, map(add, drafting, tariff.rise)))
+    best = max(speeds)
+    return best, speeds.index(best)

@@ -135,6 +135,8 @@ class Drafter:
                 raise ValueError(f"{len(tree)} draft nodes proposed, but the budget was {request.budget}")
             if max(tree.depths()) > request.max_depth:
                 raise ValueError(f"a draft of {max(tree.depths())} levels has room for {request.max_depth}")
+            if self.needs.estimates and (tree.proposal.is_drawn or len(tree.probabilities) != len(tree)):
+                raise ValueError("a tree that may be cut by its estimates has one per node, and is not drawn")
             for token in tree.tokens:
                 if not 0 <= token < self.vocab_size:
                     raise ValueError(f"draft token {token} is outside 0 to {self.vocab_size - 1}")

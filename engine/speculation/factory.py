@@ -98,17 +98,13 @@ def max_draft_nodes(speculation: SpeculationConfig) -> int:
             return speculation.num_draft_tokens
 
 
-def build_lookup(
-    config: EngineConfig, target: LoadedModel
-) -> tuple[NgramSpeculation | SuffixSpeculation, Speculator] | None:
-    """The lookup that drafts before the method itself, with its settings, if one is set."""
-    match config.speculation:
+def lookup_settings(speculation: SpeculationConfig) -> NgramSpeculation | SuffixSpeculation | None:
+    """The lookup that drafts before the method itself, if one is set; with that method's defaults."""
+    match speculation:
         case ModelSection(lookup="ngram"):
-            ngram = NgramSpeculation()
-            return ngram, NgramSpeculator(ngram.ngram_min, ngram.ngram_max, target.eos_token_ids)
+            return NgramSpeculation()
         case ModelSection(lookup="suffix"):
-            suffix = SuffixSpeculation()
-            return suffix, _suffix_speculator(suffix, target.eos_token_ids)
+            return SuffixSpeculation()
         case _:
             return None
 

@@ -24,15 +24,15 @@ class MethodMeasurements:
         estimates: Whether its trees say how likely each node is.
         shape: What its trees usually look like; None is a chain.
         book: Acceptance by depth, rank and request.
-        costs: Seconds of drafting, per call, per level and per row, before anything was seen a tenth of a
-            step of the target for each level.
+        costs: Seconds of drafting, per call, per level and per row. Before anything was seen they are taken
+            to be small, in shares of a step of the target: what seems cheap is tried, and then it is known.
     """
 
     method: str
     estimates: bool = False
     shape: TreeShape | None = None
     book: AcceptanceBook = field(default_factory=AcceptanceBook)
-    costs: LinearFit = field(default_factory=lambda: LinearFit((0.02, 0.1, 0.01), (1.0, 3.0, 6.0)))
+    costs: LinearFit = field(default_factory=lambda: LinearFit((0.0, 0.05, 0.002), (1.0, 3.0, 6.0)))
     _expected: float = 0.0
     _accepted: float = 0.0
 

@@ -1,6 +1,6 @@
 """ProbeSchedule: trial drafts for those who get none, so that an estimate can come back from zero."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 # Nodes of a trial: the first is what it is about, the second tells luck from a text that has turned.
@@ -29,24 +29,27 @@ class ProbeSchedule:
     _asked: str | None = None
     _hot: str | None = None
 
+    def may_pick(self, step: int) -> bool:
+        """Whether `pick` could come to anything."""
+        return self._hot is not None or step >= self._due
+
     def pick(
-        self, step: int, last_tested: Mapping[str, int], wanting: Iterable[str], interval: int
+        self, step: int, wanting: Collection[str], last_tested: Callable[[str], int], interval: int
     ) -> str | None:
         """Who drafts for a trial in this step, if anybody.
 
         Args:
             step: Number of the step.
-            last_tested: When each was tested last.
             wanting: Ids of the requests that get no nodes otherwise.
+            last_tested: Tells when each was tested last.
             interval: Steps that pay for a trial.
         """
-        names = list(wanting)
-        if self._hot in names and self._run < _LONGEST_RUN:
+        if self._hot is not None and self._hot in wanting and self._run < _LONGEST_RUN:
             self._asked = self._hot
             self._run += 1
             self._due += interval
-        elif names and step >= self._due:
-            self._asked = min(names, key=last_tested.__getitem__)
+        elif wanting and step >= self._due:
+            self._asked = min(wanting, key=last_tested)
             self._run = 1
             self._due = step + interval * self._backoff
             self._backoff = min(2 * self._backoff, _MOST_BACKOFF)

@@ -19,6 +19,8 @@ UNMEASURED_ROW = 0.12
 # How far an entry follows one observation: 1 / n of the way for the n-th, and never less than this.
 _LEAST_RATE = 0.03
 _FIRST = 4
+# Observations that an entry measured at start counts for.
+_MEASURED = 16
 
 
 class RowCurve:
@@ -52,7 +54,7 @@ class RowCurve:
             else:
                 value = high - slope * (right - rows)
             highest = self._values[place] = max(highest, value, 1e-9)
-            self._counts[place] = _FIRST if rows in measured else 0
+            self._counts[place] = _MEASURED if rows in measured else 0
 
     def value(self, rows: int) -> float:
         """Seconds of a pass of so many rows."""

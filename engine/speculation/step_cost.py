@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 
 from engine.speculation.linear_fit import LinearFit
@@ -45,7 +46,7 @@ class CostModel:
         self._curve = RowCurve()
         self._per_context = 0.0
         self._per_row_context = 0.0
-        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
         self._speed = 1.0
         self._host = LinearFit((0.02, 0.005), (1.0, 4.0))
         self._host_costs = (0.0, 0.0)
@@ -61,7 +62,7 @@ class CostModel:
         """
         self._curve.set(by_rows)
         self._per_context, self._per_row_context = per_context, per_row_context
-        self._recent.extend((1.0, 1.0, 1.0))
+        self._recent.extend([(1.0, 0)] * 3)
         self._speed = 1.0
         self._host_costs = (0.0, 0.0)
         self.is_measured = True
@@ -83,26 +84,26 @@ class CostModel:
     def rise(self, shape: StepShape, count: int) -> list[float]:
         """Seconds that 0, 1, ... `count` more rows add to a pass; never falling."""
         per_row = self._per_row_context * shape.context / max(shape.requests, 1)
-        values = self._curve.run(shape.rows, count)
-        first = highest = values[0]
-        found: list[float] = []
-        for number, value in enumerate(values):
-            if value > highest:
-                highest = value
-            found.append(self._speed * (highest - first + number * per_row))
-        return found
+        values = list(accumulate(self._curve.run(shape.rows, count), max))
+        first, speed = values[0], self._speed
+        if not per_row:
+            return [speed * (value - first) for value in values]
+        return [speed * (value - first + number * per_row) for number, value in enumerate(values)]
 
     def observe(self, shape: StepShape, forward_seconds: float, host_seconds: float) -> None:
         """Enters a step that was made."""
         expected = self._at_rest(shape)
         if not shape.reads_prompts:
-            self._recent.append(forward_seconds / expected)
-            self._speed = median(self._recent)
+            self._recent.append((forward_seconds / expected, shape.rows))
+            self._speed = median(ratio for ratio, _ in self._recent)
             self.is_measured = True
             self._host.observe((1.0, float(shape.requests)), host_seconds, self.unit)
             per_step, per_request = self._host.solve(self.unit)
             self._host_costs = (per_step, per_request)
-        if not shape.reads_prompts or (self.is_measured and shape.rows > _MANY_ROWS):
+        # Of a size that most recent steps had, nobody can say whether it or the machine has become slower.
+        num_same = sum(rows == shape.rows for _, rows in self._recent)
+        is_usual = len(self._recent) < _RECENT or 2 * num_same > _RECENT
+        if not is_usual and (not shape.reads_prompts or shape.rows > _MANY_ROWS):
             ratio = forward_seconds / (self._speed * expected)
             self._curve.observe(shape.rows, min(max(ratio, _LEAST), _MOST))
 

@@ -27,7 +27,7 @@ def method_configs(
     if not methods:
         config = load_config(settings, environ, file).config.engine
         _refuse_plain(config.speculation.method)
-        return {config.speculation.method: config}
+        return {config.speculation.method: _drafting(config)}
     if choice.name in settings:
         raise ConfigError(f"--methods and --{choice.name} both name the method: give one of them")
     configs = {}
@@ -36,12 +36,23 @@ def method_configs(
             raise ConfigError(f"--methods: there is no {method!r}; there are {', '.join(choice.variants)}")
         _refuse_plain(method)
         own = {name: value for name, value in settings.items() if _is_for(name, method)}
-        configs[method] = load_config({**own, choice.name: method}, environ, file).config.engine
+        configs[method] = _drafting(load_config({**own, choice.name: method}, environ, file).config.engine)
     unused = [name for name in settings if not any(_is_for(name, method) for method in methods)]
     if unused:
         variants = " or ".join(OPTIONS.options[unused[0]].variants)
         raise ConfigError(f"{unused[0]} is for {variants}, which --methods does not name")
     return configs
+
+
+def _drafting(config: EngineConfig) -> EngineConfig:
+    """The same settings, drafting whether or not it pays, unless a planner was asked for.
+
+    No text depends on the planner, but without drafts there would be little to verify.
+    """
+    speculation = config.speculation
+    if "planner" in speculation.model_fields_set:
+        return config
+    return config.model_copy(update={"speculation": speculation.model_copy(update={"planner": "fixed"})})
 
 
 def _is_for(name: str, method: str) -> bool:

@@ -56,7 +56,11 @@ def serving(start_server: StartServer, script: Script) -> Iterator[httpx.Client]
         cache=CacheConfig(block_size=16, num_kv_blocks=300),
         scheduler=SchedulerConfig(max_num_seqs=NUM_CHOICES, max_num_batched_tokens=1000),
         speculation=DraftModelSpeculation(
-            draft_model="scripted", num_draft_tokens=len(FORK), acceptance="rejection", allow_lossy=True
+            draft_model="scripted",
+            num_draft_tokens=len(FORK),
+            acceptance="rejection",
+            allow_lossy=True,
+            planner="fixed",
         ),
     )
     target = wrap_model(

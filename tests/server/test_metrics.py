@@ -5,6 +5,7 @@ import math
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.outputs import FinishedRequest, FinishReason, StepPart, StepStats
+from engine.planning import PlanOutcome, PlanStats
 from server import __version__
 from server.metrics import Metrics
 
@@ -94,6 +95,7 @@ def test_a_step_is_added_where_it_belongs() -> None:
         num_accepted_tokens=5,
         accepted_lengths=(4, 1),
         num_outgrown=1,
+        plan=PlanStats(PlanOutcome.PROBING, 5, 1, 0.05, 0.04),
         part_seconds={
             StepPart.BUILD: 0.001,
             StepPart.FORWARD: 0.03,
@@ -126,6 +128,10 @@ def test_a_step_is_added_where_it_belongs() -> None:
         "spec_decode_accepted_length_sum": 10,
         "spec_decode_outgrown_requests_total": 2,
         "spec_decode_lossy_requests_total": 2,
+        "planner_granted_nodes_total": 10,
+        "planner_probes_total": 2,
+        "planner_predicted_step_seconds_sum": 0.1,
+        "planner_measured_step_seconds_sum": 0.08,
         "propose_seconds_sum": 0.004,
         "forward_seconds_sum": 0.06,
         "sample_seconds_sum": 0.008,
@@ -138,6 +144,8 @@ def test_a_step_is_added_where_it_belongs() -> None:
     }
     for name, number in expected.items():
         assert math.isclose(value(metrics, name), number), name
+    assert value(metrics, "planner_steps_total", outcome="probing") == 2
+    assert value(metrics, "planner_steps_total", outcome="load") == 0
     assert value(metrics, "request_success_total", finished_reason="abort") == 2
     assert value(metrics, "request_success_total", finished_reason="stop") == 0
     parts = {part: value(metrics, "step_seconds_total", part=part) for part in StepPart}

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.errors import EngineDead, EngineError, Overloaded, RequestFailed
+from engine.errors import EngineDead, EngineError, InvalidRequest, Overloaded, RequestFailed
 from server.app import AppSettings
 from tests.fakes import FakeEngine
 from tests.server.conftest import Served
@@ -67,6 +67,31 @@ def test_a_trace_of_steps_is_handed_out_where_the_operator_allows_it(serve: Serv
     assert "/profile" in served.http.get("/openapi.json").json()["paths"]
     assert http_counts(served)["POST", "/profile", "200"] == 2
     assert serve().http.post("/profile").status_code == 404
+
+
+def test_the_planners_table_is_shown_where_the_operator_allows_it(serve: Serve) -> None:
+    served = serve(settings=AppSettings(profiling=True))
+    table = served.http.get("/debug/planner").json()
+    assert table["forward"] == [
+        {"rows": 1, "milliseconds": 10.0, "num_seen": 7},
+        {"rows": 8, "milliseconds": 17.5, "num_seen": 0},
+    ]
+    assert table["methods"][0]["acceptance"] == [[0.75, 0.125], [0.5, 0.25]]
+    assert table["requests"][0]["request_id"] == "chatcmpl-1"
+    assert table["outcomes"] == [{"outcome": "load", "num_steps": 3}]
+    assert "/debug/planner" in served.http.get("/openapi.json").json()["paths"]
+    assert http_counts(served)["GET", "/debug/planner", "200"] == 1
+    assert serve().http.get("/debug/planner").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(InvalidRequest("nothing is planned"), 400), (EngineDead("gone"), 503)]
+)
+def test_why_there_is_no_table_is_said(serve: Serve, error: EngineError, status: int) -> None:
+    served = serve(FakeEngine(planner_error=error), AppSettings(profiling=True))
+    response = served.http.get("/debug/planner")
+    assert response.status_code == status
+    assert str(error) in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("steps", ["0", "1001", "-1", "many", "", "1.5"])

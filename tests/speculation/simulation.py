@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.planning import PlanOutcome
+from engine.speculation.auto_planner import AutoPlanner
 from engine.speculation.measurements import Measurements, MethodMeasurements
-from engine.speculation.planner import AutoPlanner, Load, Planner, Wish
+from engine.speculation.planner import Load, Planner, Wish
 from engine.speculation.step_cost import StepShape
 from engine.token_tree import TokenTree
 
@@ -79,7 +80,7 @@ class Simulation:
         self.planner = planner
         self.measurements = measurements
         self.seconds = 0.0
-        self.num_tokens = 0
+        self.num_tokens = 0.0
         self.num_nodes = 0
         self.outcomes: list[PlanOutcome] = []
         self.granted: list[int] = []
@@ -110,7 +111,8 @@ class Simulation:
             accepted = 0
             while accepted < num_nodes and self._rng.random() < rate:
                 accepted += 1
-            self.num_tokens += 1 + accepted
+            # What was to be expected, so that luck does not decide between two runs.
+            self.num_tokens += sum(rate**depth for depth in range(num_nodes + 1))
             if num_nodes and self.planner is not None and self.measurements is not None:
                 tree = TokenTree.chain(range(num_nodes))
                 self.measurements.note_verdict(0, str(place), tree, range(1, accepted + 1))
@@ -155,4 +157,9 @@ def best_fixed(
     machine_of: Callable[[], Machine], rates: Sequence[float], depth: int, num_steps: int
 ) -> float:
     """The most tokens per second of any fixed depth, none included."""
-    return max(Simulation(machine_of(), rates, depth=each).run(num_steps) for each in range(depth + 1))
+    speeds = []
+    for each in range(depth + 1):
+        simulation = Simulation(machine_of(), rates, depth=each)
+        simulation.run(2)  # The first step has no drafts to check.
+        speeds.append(simulation.run(num_steps))
+    return max(speeds)

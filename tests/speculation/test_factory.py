@@ -17,7 +17,7 @@ from engine.errors import StartupError
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import wrap_model
 from engine.sampling_params import SamplingParams
-from engine.speculation.factory import build_speculator, load_drafts
+from engine.speculation.factory import build_speculator, load_drafts, lookup_settings
 from tests.speculation.drafting import BLOCK_SIZE, NUM_BLOCKS, Blocks, Text, greedy_chain, propose
 from tests.tiny import EOS, VOCAB_SIZE, byte_tokenizer, save_tiny, tiny_model
 
@@ -100,3 +100,10 @@ def test_a_draft_with_two_ids_swapped_is_refused(tmp_path: Path) -> None:
     config = make_config(DraftModelSpeculation(draft_model=str(folder)), tmp_path)
     with pytest.raises(StartupError, match="token id 104 is 'h' to the target target but 'i' to the draft"):
         load_drafts(config.speculation, make_target(), config.model)
+
+
+@pytest.mark.parametrize(("lookup", "method"), [("none", None), ("ngram", "ngram"), ("suffix", "suffix")])
+def test_a_lookup_beside_a_draft_model_has_its_own_settings(lookup: str, method: str | None) -> None:
+    settings = lookup_settings(DraftModelSpeculation.model_validate({"draft_model": "x", "lookup": lookup}))
+    assert (settings and settings.method) == method
+    assert lookup_settings(NgramSpeculation()) is None

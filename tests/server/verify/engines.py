@@ -19,9 +19,9 @@ def tiny_engine(method: str = "draft_model", **room: Any) -> Engine:
     config = EngineConfig(
         cache=CacheConfig(block_size=4, num_kv_blocks=600),
         scheduler=SchedulerConfig(max_num_seqs=40, max_num_batched_tokens=512, **room),
-        speculation=DraftModelSpeculation(draft_model="tiny")
+        speculation=DraftModelSpeculation(draft_model="tiny", planner="fixed")
         if method == "draft_model"
-        else NgramSpeculation(ngram_min=1),
+        else NgramSpeculation(ngram_min=1, planner="fixed"),
     )
     drafts = [load_tiny(noise=0.05, max_model_len=256)] if method == "draft_model" else []
     return assemble(config, load_tiny(max_model_len=256), drafts)

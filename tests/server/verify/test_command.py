@@ -151,6 +151,11 @@ def test_what_a_file_says_of_another_method_is_left_out(tmp_path: Path) -> None:
     assert {config.scheduler.max_num_seqs for config in configs.values()} == {7}
     [configured] = method_configs({}, {}, str(file), []).values()
     assert configured.speculation.method == "draft_model"
+    # Unless a planner is asked for, there are drafts to verify whether or not they pay.
+    assert configured.speculation.planner == "fixed"
+    assert all(config.speculation.planner == "fixed" for config in configs.values())
+    [asked] = method_configs({"planner": "auto"}, {}, str(file), []).values()
+    assert asked.speculation.planner == "auto"
     with pytest.raises(ConfigError, match="ngram_max is for ngram"):
         method_configs({"ngram_max": "5"}, {}, str(file), ["draft_model"])
 

@@ -1,0 +1,226 @@
+"""AutoPlanner: drafts as much as pays, down to nothing under load, and back up when the load falls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from engine.planning import PlanOutcome
+from engine.speculation.allotment import Admission, Bid, Tariff, admit
+from engine.speculation.evidence import MeasuredFloor, RowPrice
+from engine.speculation.measurements import Measurements
+from engine.speculation.planner import Allotment, Grant, Load, Offer, Wish
+from engine.speculation.probing import PROBE_NODES, ProbeSchedule, interval
+
+# What drafts cost is taken to be so many times what it was measured to be: estimates are noisy, and the best
+# of many noisy ones is too good to be true.
+_CAUTION = 1.05
+# Nodes of all requests that are weighed against each other in a step.
+_MOST_NODES = 256
+# Steps over which the cost of catching up with a request's text is spread.
+_AMORTISED = 64.0
+# If not even such drafts paid, of one request or of all, more acceptance would not help.
+_OPTIMISTIC = tuple(0.97**depth for depth in range(1, 9))
+_OPTIMISM_STEPS = 8
+# Nodes per request among which the cheapest row is sought before anybody has offered any.
+_LOOKED_AHEAD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The best use of the step found so far: with which method beside the offers, if any."""
+
+    admission: Admission
+    places: Sequence[int]
+    offered: Sequence[bool]
+    method: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What is known of the step before it is decided.
+
+    Attributes:
+        plain: Its tariff, without the costs of drafting.
+        floor: Nodes less likely to stand cannot pay.
+        offers, bids: Trees that are there already, and what they are worth.
+    """
+
+    plain: Tariff
+    floor: float
+    offers: Sequence[Offer]
+    bids: Sequence[Bid]
+
+
+class AutoPlanner:
+    """Admits the nodes of the whole batch that raise its expected tokens per second, down to none.
+
+    Goodput over measured costs (Liu et al. 2024, "Optimizing speculative decoding for serving large language
+    models using goodput"), with the nodes of all requests sorted by their chance to stand. Of several methods
+    that need passes of their own the one with which the step does best drafts for all; lookups come first
+    where they promise more for a request.
+
+    Args:
+        measurements: What it goes by.
+    """
+
+    name = "auto"
+
+    def __init__(self, measurements: Measurements) -> None:
+        self._known = measurements
+        self._probes = [ProbeSchedule() for _ in measurements.methods]
+        self._hopeful = [True for _ in measurements.methods]
+        self._asked_hope = [-_OPTIMISM_STEPS for _ in measurements.methods]
+
+    def price(self, load: Load) -> RowPrice:
+        """See Planner."""
+        return MeasuredFloor(self._plain(load, _LOOKED_AHEAD * load.decoding.requests).floor())
+
+    def allot(self, load: Load, offers: Sequence[Offer], wishes: Sequence[Sequence[Wish]]) -> Allotment:
+        """See Planner."""
+        most = max(PROBE_NODES, sum(len(offer.probabilities) for offer in offers))
+        most += max((sum(wish.num_nodes for wish in own) for own in wishes), default=0)
+        plain = self._plain(load, most)
+        step = _Step(plain, plain.floor(), offers, [self._bid(offer) for offer in offers])
+        best = _Choice(admit(step.bids, plain), [offer.place for offer in offers], [True] * len(offers))
+        for method, own in enumerate(wishes):
+            if own:
+                choice = self._with(method, own, step)
+                if choice.admission.depth and choice.admission.speed > best.admission.speed:
+                    best = choice
+        kept = dict.fromkeys((offer.place for offer in offers), 0)
+        grants: list[list[Grant]] = [[] for _ in wishes]
+        for place, count, offered in zip(best.places, best.admission.counts, best.offered, strict=True):
+            if offered:
+                kept[place] = count
+            elif count and best.method is not None:
+                grants[best.method].append(Grant(place, count, best.admission.depth))
+        num_granted = sum(best.admission.counts)
+        num_probes = 0
+        if load.num_draft_rows >= num_granted + PROBE_NODES * len(wishes):
+            served = {grant.place for own in grants for grant in own}
+            served |= {place for place, count in kept.items() if count}
+            num_probes = sum(
+                self._add_probe(method, own, grants[method], served, plain)
+                for method, own in enumerate(wishes)
+                if own
+            )
+        return Allotment(
+            tuple(kept[offer.place] for offer in offers),
+            tuple(map(tuple, grants)),
+            self._outcome(num_granted, num_probes, wishes, step),
+            num_probes,
+        )
+
+    def follows_prompts(self, method: int) -> bool:
+        """See Planner. Where drafts do not pay whatever they are worth, their caches catch up later."""
+        return self._hopeful[method]
+
+    def note_verdict(self, method: int, request_id: str, stood: bool) -> None:
+        """See Planner."""
+        self._probes[method].note(request_id, stood)
+
+    def _plain(self, load: Load, most: int) -> Tariff:
+        """What the step costs, and up to so many nodes in it."""
+        cost = self._known.cost
+        rise = cost.rise(load.shape, min(load.num_draft_rows, most, _MOST_NODES))
+        rise = [_CAUTION * seconds for seconds in rise]
+        # Prompts that are read in the same step have a worth of their own: their time is not the drafts'.
+        return Tariff(load.decoding.requests, cost.step(load.decoding), rise)
+
+    def _tariff(self, method: int, plain: Tariff) -> Tariff:
+        """The same with the costs of a method that drafts."""
+        costs = self._known.methods[method].costs.solve(self._known.cost.unit)
+        start, per_pass, per_row = (_CAUTION * cost for cost in costs)
+        return replace(plain, start=start, per_pass=per_pass, per_row=per_row)
+
+    def _bid(self, offer: Offer) -> Bid:
+        factor = self._known.methods[offer.method].calibration
+        values = [min(1.0, probability * factor) for probability in offer.probabilities]
+        return Bid(values, (0,) * len(values))
+
+    def _with(self, method: int, wishes: Sequence[Wish], step: _Step) -> _Choice:
+        """The best use of the step if this method drafts where it promises more than what is offered."""
+        known = self._known.methods[method]
+        tariff = self._tariff(method, step.plain)
+        offered = {offer.place: bid for offer, bid in zip(step.offers, step.bids, strict=True)}
+        bids: list[Bid] = []
+        places: list[int] = []
+        for wish in wishes:
+            room = (wish.num_nodes, wish.max_depth)
+            values, depths = known.book.values(
+                wish.request_id, known.shape, room, step.floor, self._known.step
+            )
+            if offered and wish.place in offered and sum(offered[wish.place].values) >= sum(values):
+                continue
+            if not values:
+                continue
+            entry = tariff.per_row * (1.0 + (wish.num_behind - 1) / _AMORTISED)
+            bids.append(Bid(values, depths, entry))
+            places.append(wish.place)
+        taken = set(places)
+        left = [(place, bid) for place, bid in offered.items() if place not in taken]
+        return _Choice(
+            admit([*bids, *(bid for _, bid in left)], tariff),
+            [*places, *(place for place, _ in left)],
+            [False] * len(bids) + [True] * len(left),
+            method,
+        )
+
+    def _add_probe(
+        self, method: int, wishes: Sequence[Wish], grants: list[Grant], served: set[int], plain: Tariff
+    ) -> bool:
+        """Adds a trial where one is due, for a request that gets nothing otherwise."""
+        probes, step = self._probes[method], self._known.step
+        if grants:
+            probes.recover()
+        if not self._may_pay(method, wishes, plain) or not probes.may_pick(step):
+            return False
+        tariff = self._tariff(method, plain)
+        # A trial may have a cache catch up, but not for longer than a step.
+        most_behind = plain.seconds / tariff.per_row if tariff.per_row else float("inf")
+        idle = {
+            wish.request_id: wish
+            for wish in wishes
+            if wish.place not in served and wish.num_behind <= most_behind
+        }
+        if not idle:
+            return False
+        book = self._known.methods[method].book
+        behind = max(wish.num_behind for wish in idle.values())
+        seconds = tariff.start + tariff.per_row * (PROBE_NODES + behind) + PROBE_NODES * tariff.per_pass
+        seconds += tariff.rise[PROBE_NODES]
+        steps = interval(seconds / tariff.seconds, book.num_verdicts)
+        name = probes.pick(step, idle, book.last_tested, steps)
+        if name is None:
+            return False
+        wish = idle[name]
+        grants.append(Grant(wish.place, min(PROBE_NODES, wish.num_nodes), min(PROBE_NODES, wish.max_depth)))
+        served.add(wish.place)
+        return True
+
+    def _may_pay(self, method: int, wishes: Sequence[Wish], plain: Tariff) -> bool:
+        """Whether drafts that nearly always stand would pay at this load; asked anew every few steps."""
+        if self._known.step - self._asked_hope[method] >= _OPTIMISM_STEPS:
+            self._asked_hope[method] = self._known.step
+            tariff = self._tariff(method, plain)
+            room = min(max(min(wish.num_nodes, wish.max_depth) for wish in wishes), len(_OPTIMISTIC))
+            self._hopeful[method] = any(
+                tariff.speed(count * sum(_OPTIMISTIC[:depth]), count * depth, depth) > tariff.plain_speed
+                for count in (1, len(wishes))
+                for depth in range(1, room + 1)
+                if count * depth < len(tariff.rise)
+            )
+        return self._hopeful[method]
+
+    def _outcome(
+        self, num_granted: int, num_probes: int, wishes: Sequence[Sequence[Wish]], step: _Step
+    ) -> PlanOutcome:
+        if num_granted:
+            return PlanOutcome.SPECULATED
+        if num_probes:
+            return PlanOutcome.PROBING
+        asked = [method for method, own in enumerate(wishes) if own]
+        if any(self._hopeful[method] for method in asked):
+            return PlanOutcome.ACCEPTANCE
+        if asked or step.floor > _OPTIMISTIC[-1]:
+            return PlanOutcome.LOAD
+        return PlanOutcome.ACCEPTANCE if step.offers else PlanOutcome.NO_DRAFT
