@@ -112,7 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_train_head(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", options: Sequence[Option]
+    commands: "argparse._SubParsersAction[_Parser]", options: Sequence[Option]
 ) -> None:
     train = commands.add_parser(
         "train-head",
