@@ -27,7 +27,7 @@ def for_tools(messages: Sequence[ChatMessage]) -> list[Message]:
     names = _names(messages)
     chat = []
     for message in messages:
-        plain: Message = message.model_dump(exclude_none=True)
+        plain: Message = message.model_dump(exclude_none=True, exclude={"tool_calls"})
         plain.setdefault("content", "")
         if message.tool_calls:
             plain["tool_calls"] = [

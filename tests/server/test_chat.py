@@ -68,6 +68,8 @@ def test_all_roles_and_content_parts_reach_the_template_as_text(serve: Serve) ->
     messages = [{"role": role, "content": f"by {role}"} for role in roles]
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     chat(served, messages=[*messages, {"role": "user", "content": parts}])
+    # The template knows no tools, so that their results are told in words.
+    messages[4] = {"role": "user", "content": "Result of the function: by tool"}
     assert served.engine.conversations == [[*messages, {"role": "user", "content": "one\ntwo"}]]
 
 

@@ -137,7 +137,10 @@ def test_a_missing_prompt_is_named(served: Served) -> None:
         ([{"role": "user", "content": []}], "messages[0].content"),
         ([{"role": "user", "content": ["hi"]}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
-        ([{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
+        (
+            [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
+            "messages[0].tool_calls[0].function",
+        ),
         ([{"role": "assistant", "content": "", "function_call": {}}], "messages[0].function_call"),
     ],
 )
