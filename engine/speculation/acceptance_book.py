@@ -23,8 +23,8 @@ _OWN_WEIGHT = 16.0  # Tests that the method's average counts for in a request's 
 _MOST_TESTS = 64.0  # Of its own that count, the latest most.
 _FADING = 128  # Steps without a test after which a request's tests count half.
 # How far, in standard deviations, an uncertain rate is taken to be better than it looks. Who is thought worse
-# than he is gets no nodes, and so no chance to show it; who is thought better is soon found out. Once more for
-# every doubling of the steps without a test, from the first so many on.
+# than he is gets no nodes, and so no chance to show it; who is thought better is soon found out. Once more
+# for every doubling of the steps without a test, from the first so many on.
 _OPTIMISM = 0.3
 _PATIENCE = 16
 _CERTAIN = 0.995
