@@ -111,9 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_train_head(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", options: Sequence[Option]
-) -> None:
+def _add_train_head(commands: "argparse._SubParsersAction[_Parser]", options: Sequence[Option]) -> None:
     train = commands.add_parser(
         "train-head",
         help="train a draft head for a model",
