@@ -41,6 +41,7 @@ class Option:
         may_be_empty: The empty text is a value.
         variants: Values of the enclosing choice that have this setting; empty for one that is always there.
         required_by: The variant that cannot do without it.
+        defaults: By variant, where several have this setting.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Option:
     may_be_empty: bool = False
     variants: tuple[str, ...] = ()
     required_by: str | None = None
+    defaults: tuple[tuple[str, str], ...] = ()
 
     def locates(self, location: tuple[int | str, ...]) -> str | None:
         """The place in the setting that a pydantic error is about, such as extra_draft_models[0], or None.
@@ -146,7 +148,12 @@ def _walk_choice(
             if own != key:
                 option = _option(own, own_field, (*path, name), name.capitalize())
                 required = variant if own_field.is_required() else None
-                yield replace(option, variants=(variant,), required_by=required)
+                yield replace(
+                    option,
+                    variants=(variant,),
+                    required_by=required,
+                    defaults=((variant, option.default),),
+                )
 
 
 def _option(name: str, field: FieldInfo, path: tuple[str, ...], group: str) -> Option:
@@ -172,12 +179,17 @@ def _readable(default: object) -> str:
 
 def _join(first: Option, second: Option) -> Option:
     """One option for a setting that several variants have, each with its own default."""
-    default = first.default
-    if second.default != first.default:
-        default = (
-            f"{first.default} with {' and '.join(first.variants)}, {second.default} with {second.variants[0]}"
-        )
-    return replace(first, default=default, variants=first.variants + second.variants)
+    defaults = first.defaults + second.defaults
+    variants: dict[str, list[str]] = {}
+    for variant, default in defaults:
+        variants.setdefault(default, []).append(variant)
+    text = ", ".join(f"{default} with {' and '.join(names)}" for default, names in variants.items())
+    return replace(
+        first,
+        default=first.default if len(variants) == 1 else text,
+        variants=first.variants + second.variants,
+        defaults=defaults,
+    )
 
 
 def _title(model: type[BaseModel]) -> str:

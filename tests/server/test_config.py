@@ -113,10 +113,13 @@ def test_home_is_expanded_where_no_shell_did_it(monkeypatch: pytest.MonkeyPatch)
         ("port: ''", "port is empty: give it a value or leave it out"),
         ("port: yes", "port is not a switch, got true (YAML reads on, off, yes and no as that)"),
         ("speculation: off", "speculation is not a switch, got false"),
-        ("speculation: eagle", "speculation must be one of none, ngram, suffix, draft_model, got 'eagle'"),
+        (
+            "speculation: hydra",
+            "speculation must be one of none, ngram, suffix, draft_model, eagle, medusa, got 'hydra'",
+        ),
         (
             "speculation: {method: ngram}",
-            "speculation must be one of none, ngram, suffix, draft_model, got {'method'",
+            "speculation must be one of none, ngram, suffix, draft_model, eagle, medusa, got {'method'",
         ),
         ("kv_cache_gb: .inf", "kv_cache_gb must be a finite number, got inf"),
         ("kv_cache_gb: .nan", "kv_cache_gb must be a finite number, got nan"),
@@ -240,4 +243,6 @@ def test_flat_names_are_unique_and_described() -> None:
     for option in OPTIONS.options.values():
         assert option.description, option.name
         assert flag_of(option.name).removeprefix("--").replace("-", "_") == option.name
-    assert OPTIONS.options["num_draft_tokens"].default == "15 with ngram and suffix, 4 with draft_model"
+    assert OPTIONS.options["num_draft_tokens"].default == (
+        "15 with ngram and suffix, 4 with draft_model and eagle and medusa"
+    )

@@ -72,7 +72,7 @@ def generations(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(model: Path, generations: Path, out: Path, **changes: Any) -> TrainSettings:
-    schedule = {
+    schedule: dict[str, Any] = {
         "epochs": 2,
         "batch_tokens": 60,
         "learning_rate": 3e-3,

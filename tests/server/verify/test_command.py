@@ -111,7 +111,7 @@ def test_no_server_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None
         (["--url", "http://a", "--model", "x"], "--model is a setting of the engines that are built"),
         (
             ["--methods", "eagle9"],
-            "--methods: there is no 'eagle9'; there are none, ngram, suffix, draft_model",
+            "--methods: there is no 'eagle9'; there are none, ngram, suffix, draft_model, eagle, medusa",
         ),
         (["--methods", ""], "there is no ''"),
         (["--methods", "none"], "without speculation there is nothing to verify"),
