@@ -191,9 +191,9 @@ def test_the_price_of_a_row_rises_with_the_load() -> None:
 
 def test_prompts_beside_make_rows_dear() -> None:
     """The time to read them is not the drafts' to win back, though a long step makes each node look cheap."""
-    planner = AutoPlanner(known(taught("a", 0.3, 0.0, 0.0), curve=gpu))
-    alone = num_nodes(planner.allot(load(1), [], [wishes(1, 8)]), 0)
-    beside = num_nodes(planner.allot(load(1, num_prompt_rows=100), [], [wishes(1, 8)]), 0)
+    planner = AutoPlanner(known(taught("a", 0.8, 0.0, 0.0), curve=gpu))
+    alone = num_nodes(planner.allot(load(1), [], [wishes(1, 16)]), 0)
+    beside = num_nodes(planner.allot(load(1, num_prompt_rows=100), [], [wishes(1, 16)]), 0)
     assert alone > beside > 0, (alone, beside)
 
 
