@@ -23,7 +23,6 @@ def test_what_would_change_the_answer_is_refused_by_name(served: Served, endpoin
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "auto"),
         ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),

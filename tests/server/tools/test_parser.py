@@ -15,7 +15,9 @@ Read = tuple[str, list[tuple[str, str]]]
 def read(tool_format: str, pieces: Sequence[str], max_calls: int | None = None) -> Read:
     """Content and calls of an answer that comes in pieces."""
     parser = ToolCallParser(FORMATS[tool_format], NAMES, max_calls)  # type: ignore[index]
-    content, names, arguments = "", [], []
+    content = ""
+    names: list[str] = []
+    arguments: list[str] = []
     for parsed in [*map(parser.feed, pieces), parser.finish()]:
         content += parsed.content
         for call in parsed.calls:
