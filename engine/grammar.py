@@ -229,8 +229,10 @@ def _json_grammar(schema: str) -> str:
 
 
 def _refused(constraint: Constraint, found: str) -> InvalidRequest:
-    """The library's finding in our words; behind its first line it repeats the grammar."""
-    found = found.strip().partition("\n")[0]
+    """The library's finding in our words; behind its first line it repeats what was given."""
+    first, *rest = found.strip().splitlines() or [""]
+    faults = [line.removeprefix("error: ") for line in rest if line.startswith("error: ")]
+    found = " ".join([first, *faults])
     _, is_unknown, keys = found.partition("Unimplemented keys: ")
     if is_unknown:
         names = ", ".join(map(repr, json.loads(keys)))

@@ -23,7 +23,7 @@ from tests.scripted import fixed
 from tests.tiny import EOS, IM_END
 
 NUM_SCHEMAS = 100
-PER_METHOD = 20
+PER_METHOD = 16
 # Every option that leaves an answer whole.
 OPTIONS = (
     SamplingParams(temperature=0),
