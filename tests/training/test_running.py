@@ -85,7 +85,7 @@ def settings(model: Path, generations: Path, out: Path, **changes: Any) -> Train
         "method": "eagle3",
         "model": ModelConfig(model=str(model), device="cpu", dtype="float32"),
         "sources": Sources(generations=(generations,)),
-        "schedule": Schedule(**schedule),  # type: ignore[arg-type]
+        "schedule": Schedule(**schedule),
         "out": out,
         "work": out / "work",
         "draft_vocab_size": 64,
