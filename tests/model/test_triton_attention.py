@@ -122,7 +122,8 @@ def test_a_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytes
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    step = make_step([SequenceSlice([0], 70, tables(1)[0], TREE.truncated(4))], EVEN, torch.float32, CPU)
+    tree = TREE if "window" in fault else TREE.truncated(4)  # Deep enough to leave the window, or small.
+    step = make_step([SequenceSlice([0], 70, tables(1)[0], tree)], EVEN, torch.float32, CPU)
     rules = SPLIT if "split" in fault else WHOLE
     options = wish("window 3" if "window" in fault else "plain", 4, CPU)
     assert_agrees(TritonAttention(rules), step, options)
