@@ -17,6 +17,7 @@ from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
 from engine.engine_core import EngineCore
 from engine.errors import EngineDead, EngineError, InvalidRequest, RequestFailed
 from engine.grammar import Matcher
+from engine.inbox import Delivery, Inbox, hand_over
 from engine.infill import Infill
 from engine.inquiry import PlannerInquiry
 from engine.outputs import RequestOutput, StepPart
@@ -26,7 +27,6 @@ from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-Delivery = RequestOutput | EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Add:
     prompt_token_ids: Sequence[int]
     params: SamplingParams
     matcher: Matcher | None
-    inbox: "_Inbox"
+    inbox: Inbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +43,11 @@ class _Abort:
     """Ends a request; with an inbox only the one that is read there, not a namesake."""
 
     request_id: str
-    inbox: "_Inbox | None" = None
+    inbox: Inbox | None = None
 
 
 class _Close:
     """Ends the thread."""
-
-
-class _Inbox:
-    """Where one request's outputs wait for its reader."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.queue: asyncio.Queue[Delivery] = asyncio.Queue()
-
-    def refuse(self, error: EngineError) -> None:
-        """Puts an error in, from the engine's thread."""
-        _hand_over(self.loop, [partial(self.queue.put_nowait, error)])
 
 
 class AsyncEngine:
@@ -77,7 +65,7 @@ class AsyncEngine:
         self._tokenizer = tokenizer
         self._tracer = Tracer(core.timer)
         self._commands: queue.SimpleQueue[_Add | _Abort | PlannerInquiry | _Close] = queue.SimpleQueue()
-        self._inboxes: dict[str, _Inbox] = {}
+        self._inboxes: dict[str, Inbox] = {}
         self._listeners: list[StatsListener] = []
         self._dead = ""
         # Taken to set _dead and to queue an add, so that no add slips in behind the last look at the queue.
@@ -113,7 +101,7 @@ class AsyncEngine:
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
     ) -> AsyncIterator[RequestOutput]:
         """See EngineClient."""
-        inbox = _Inbox()
+        inbox = Inbox()
         matcher = None
         if params.constraint is not None:
             matcher = await asyncio.to_thread(self._core.limits.grammars.compile, params.constraint)
@@ -285,7 +273,7 @@ class AsyncEngine:
                 del self._inboxes[request_id]
             by_loop.setdefault(inbox.loop, []).append(partial(inbox.queue.put_nowait, delivery))
         for loop, calls in by_loop.items():
-            _hand_over(loop, calls)
+            hand_over(loop, calls)
 
     def _die(self, reason: str) -> None:
         """Tells every waiting client, and every later one."""
@@ -303,10 +291,3 @@ class AsyncEngine:
 
 def _failure() -> RequestFailed:
     return RequestFailed("the request failed inside the engine; the server's log says why")
-
-
-def _hand_over(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], None]]) -> None:
-    try:
-        loop.call_soon_threadsafe(lambda: [call() for call in calls])
-    except RuntimeError:
-        logger.debug("outputs dropped: the event loop of their readers is closed")

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 
@@ -13,10 +13,11 @@ from engine.core.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from engine.model.hidden_states import HiddenSelection
 from engine.planning import OutcomeCount, PlannerReport, PlanOutcome, PlanStats, RowCost
 from engine.speculation.base import DraftRequest
+from engine.speculation.draft_batch import DraftBatch, batch_of, shape_of
 from engine.speculation.drafter import Drafter
 from engine.speculation.measurements import Measurements
 from engine.speculation.plan_record import PlanRecord
-from engine.speculation.planner import Grant, Load, Offer, Planner
+from engine.speculation.planner import Grant, Offer, Planner
 from engine.speculation.prediction import PredictionSpeculator
 from engine.speculation.step_cost import StepShape
 from engine.speculation.step_features import StepFeatures
@@ -36,21 +37,6 @@ class Proposed:
 
     num_outgrown: int
     plan: PlanStats | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """The coming step.
-
-    Attributes:
-        requests: All that run and may speculate, in the scheduler's order.
-        decoding: Those of them that get a token.
-        load: What the step holds without drafts.
-    """
-
-    requests: Sequence[Request]
-    decoding: Sequence[Request]
-    load: Load
 
 
 class Drafting:
@@ -107,7 +93,7 @@ class Drafting:
 
     def note_plan(self, plan: SchedulerOutput) -> None:
         """Notes what the step that begins computes."""
-        self._shape = _shape_of(plan.scheduled)
+        self._shape = shape_of(plan.scheduled)
         for request in plan.preempted:
             self.release(request)
 
@@ -131,7 +117,7 @@ class Drafting:
         self._methods.clear()
         if not scheduler.running:
             return Proposed(num_outgrown, None)
-        batch = _batch_of(scheduler)
+        batch = batch_of(scheduler)
         offers = self._collect_offers(batch, scheduler)
         wishes = [
             []
@@ -212,7 +198,7 @@ class Drafting:
             prediction_error=self._record.error,
         )
 
-    def _collect_offers(self, batch: _Batch, scheduler: Scheduler) -> list[Offer]:
+    def _collect_offers(self, batch: DraftBatch, scheduler: Scheduler) -> list[Offer]:
         """Asks those whose trees cost nothing; for each request the first that has something is heard."""
         offers: list[Offer] = []
         waiting = dict(enumerate(batch.decoding))
@@ -231,7 +217,7 @@ class Drafting:
                     offers.append(Offer(place, method, tree.probabilities))
         return offers
 
-    def _draft(self, method: int, grants: Sequence[Grant], batch: _Batch, scheduler: Scheduler) -> int:
+    def _draft(self, method: int, grants: Sequence[Grant], batch: DraftBatch, scheduler: Scheduler) -> int:
         """Lets those draft who may, and lets caches follow prompts; how many nodes came of it."""
         drafter = self._drafters[method]
         granted = {batch.decoding[grant.place].request_id: grant for grant in grants}
@@ -277,7 +263,7 @@ class Drafting:
         request.draft = tree
         self._methods[request.request_id] = method
 
-    def _outcome(self, batch: _Batch, planned: PlanOutcome, num_nodes: int) -> PlanOutcome:
+    def _outcome(self, batch: DraftBatch, planned: PlanOutcome, num_nodes: int) -> PlanOutcome:
         if not batch.load.decoding.requests:
             return PlanOutcome.READING
         if not batch.decoding:
@@ -303,33 +289,3 @@ class Drafting:
             " and ".join(outgrown),
         )
         return True
-
-
-def _batch_of(scheduler: Scheduler) -> _Batch:
-    decoding = [request for request in scheduler.running if request.num_uncomputed_tokens == 1]
-    context = sum(request.num_tokens for request in decoding)
-    shape = StepShape(len(decoding), len(decoding), context, context)
-    whole = shape
-    num_prompt_rows = scheduler.num_prompt_rows()
-    if num_prompt_rows:
-        rows = len(decoding) + num_prompt_rows
-        whole = StepShape(rows, len(decoding), context, context, reads_prompts=True)
-    return _Batch(
-        [request for request in scheduler.running if request.params.speculation.enabled],
-        [request for request in decoding if request.params.speculation.enabled],
-        Load(shape, whole, scheduler.num_draft_rows(), len(scheduler.running)),
-    )
-
-
-def _shape_of(scheduled: Iterable[ScheduledRequest]) -> StepShape:
-    rows = requests = context = row_context = 0
-    reads_prompts = False
-    for item in scheduled:
-        own = item.num_tokens + len(item.tree)
-        seen = item.request.num_computed_tokens + own
-        rows += own
-        requests += 1
-        context += seen
-        row_context += own * seen
-        reads_prompts = reads_prompts or item.num_tokens > 1
-    return StepShape(rows, requests, context, row_context, reads_prompts)

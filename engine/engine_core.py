@@ -14,16 +14,16 @@ from engine.core.stopping import apply_stop_rules
 from engine.drafting import Drafting
 from engine.errors import InvalidRequest, Overloaded
 from engine.grammar import Matcher
-from engine.model.input_batch import SequenceSlice
 from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
 from engine.outputs import FinishReason, RequestOutput, StepPart, StepStats, TokenLogprob
 from engine.planning import PlannerReport
 from engine.prompt_logprobs import PromptLogprobs
 from engine.sampling.logprobs import RowLogprobs
-from engine.sampling.sampler import SampledRun, Sampler, SamplingTask
+from engine.sampling.sampler import SampledRun, Sampler
 from engine.sampling_params import SamplingParams
 from engine.step_recorder import RequestRecord, StepRecorder
+from engine.step_rows import StepRows
 from engine.step_timer import StepTimer
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,7 @@ class EngineCore:
         self._clock = clock
         self._sampler = Sampler(runner.operators)
         self._prompt_logprobs = PromptLogprobs()
+        self._rows = StepRows(scheduler.kv, self._prompt_logprobs, limits.eos_token_ids)
         self._requests: dict[str, Request] = {}
         self._records: dict[str, RequestRecord] = {}
         self._began = 0.0
@@ -185,16 +186,7 @@ class EngineCore:
     def _forward(self, plan: SchedulerOutput) -> torch.Tensor:
         """Runs the target; [num_rows, vocab_size], the rows of each item in the plan's order."""
         self.timer.enter(StepPart.BUILD)
-        slices = []
-        for item in plan.scheduled:
-            request, start = item.request, item.request.num_computed_tokens
-            rows = 1 + len(item.tree) if item.reaches_end else 0
-            if self._prompt_logprobs.wants(item):
-                rows = item.num_tokens + len(item.tree)
-            tokens = request.token_ids[start : start + item.num_tokens]
-            table = self.scheduler.kv.block_table(request)
-            slices.append(SequenceSlice(tokens, start, table, item.tree, rows))
-        batch = self._runner.build(slices)
+        batch = self._runner.build(self._rows.slices(plan))
         self.timer.enter(StepPart.FORWARD)
         self._recorder.num_target_forwards += 1
         if self._drafting is None or self._tap is None:
@@ -206,33 +198,12 @@ class EngineCore:
     def _sample(self, plan: SchedulerOutput, rows: torch.Tensor) -> list[SampledRun | None]:
         """The verdict on each item; None where the last committed token is not computed yet."""
         self.timer.enter(StepPart.SAMPLE)
-        tasks: list[SamplingTask] = []
-        wanted: list[torch.Tensor] = []
-        place = 0
-        for item in plan.scheduled:
-            if self._prompt_logprobs.wants(item):
-                self._prompt_logprobs.collect(item, rows[place : place + item.num_tokens])
-                place += item.num_tokens - item.reaches_end
-            if item.reaches_end:
-                wanted.append(rows[place : place + 1 + len(item.tree)])
-                place += 1 + len(item.tree)
-                tasks.append(self._task(item))
+        tasks, wanted = self._rows.tasks(plan, rows)
         verdicts: list[SampledRun] = []
         if tasks:
             verdicts = self._sampler(rows if len(rows) == sum(map(len, wanted)) else torch.cat(wanted), tasks)
         remaining = iter(verdicts)
         return [next(remaining) if item.reaches_end else None for item in plan.scheduled]
-
-    def _task(self, item: ScheduledRequest) -> SamplingTask:
-        request = item.request
-        return SamplingTask(
-            request.params,
-            request.token_ids,
-            request.num_prompt_tokens,
-            item.tree,
-            self.limits.eos_token_ids,
-            request.matcher,
-        )
 
     def _commit(self, item: ScheduledRequest, sampled: SampledRun | None) -> RequestOutput | None:
         """Enters a verdict: stops, text, bookkeeping. Tokens behind a stop leave no trace."""

@@ -10,7 +10,6 @@ from engine.calibration import CalibrationLimits, calibrate
 from engine.client import ModelInfo
 from engine.config import EngineConfig
 from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.drafting import Drafting
 from engine.engine_core import EngineCore
@@ -25,8 +24,8 @@ from engine.output_processor import OutputProcessor
 from engine.sampling_params import Acceptance
 from engine.speculation.auto_planner import AutoPlanner
 from engine.speculation.base import Speculator
-from engine.speculation.draft_room import DraftRoom
 from engine.speculation.drafter import Drafter
+from engine.speculation.drafters import build_drafters, predictions_of
 from engine.speculation.factory import (
     Draft,
     build_speculator,
@@ -35,12 +34,9 @@ from engine.speculation.factory import (
     max_draft_nodes,
     wants_probe,
 )
-from engine.speculation.forced import ForcedSpeculator
 from engine.speculation.measurements import Measurements, MethodMeasurements
 from engine.speculation.planner import FixedPlanner, Planner
-from engine.speculation.prediction import PredictionSpeculator
 from engine.speculation_probe import log_probe, probe_speculation
-from engine.token_tree import MAX_NODES
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -151,7 +147,7 @@ class _Parts:
         drafting = None
         if self.drafters:
             planner = planner or _planner(config, self.measurements)
-            drafting = Drafting(self.drafters, planner, self.measurements, _predictions(self.drafters))
+            drafting = Drafting(self.drafters, planner, self.measurements, predictions_of(self.drafters))
         return EngineCore(
             self.runner,
             scheduler,
@@ -181,7 +177,7 @@ def _parts(
     )
     if speculator is None:
         speculator = build_speculator(config, target, drafts, plan.num_blocks)
-    drafters = _drafters(config, target, speculator)
+    drafters = build_drafters(config, target, speculator)
     _log_speculation(config, drafts, is_on=speculator is not None)
     cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, target.dtype, target.device)
     runner = ModelRunner(
@@ -253,48 +249,6 @@ def _grammars(target: LoadedModel, tokenizer: Tokenizer | None) -> GrammarCompil
     if not eos_token_ids:
         return GrammarCompiler("a format has an end, and this model has no end-of-text token to say so")
     return GrammarCompiler(read_vocabulary)
-
-
-def _drafters(
-    config: EngineConfig, target: LoadedModel, speculator: Speculator | None
-) -> tuple[Drafter, ...]:
-    """The method itself; before it those that cost nothing: a prediction, what a grammar forces, a lookup."""
-    free = DraftRoom(MAX_NODES, target.max_model_len, None)
-    drafters: list[Drafter] = []
-    if config.speculation.predictions:
-        predictions = PredictionSpeculator(target.eos_token_ids)
-        drafters.append(Drafter("prediction", predictions, free, target.vocab_size, _has_prediction))
-    if speculator is None:
-        return tuple(drafters)
-    drafters.append(Drafter("grammar", ForcedSpeculator(), free, target.vocab_size, _has_grammar))
-    wanted = [(config.speculation, speculator)]
-    lookup = lookup_settings(config.speculation)
-    if lookup is not None:
-        found = build_speculator(config.model_copy(update={"speculation": lookup}), target, (), 0)
-        assert found is not None, "a lookup is a speculator"
-        wanted.insert(0, (lookup, found))
-    for settings, each in wanted:
-        room = DraftRoom(
-            max_draft_nodes(settings),
-            target.max_model_len,
-            each.requirements.max_model_len,
-            branches=each.requirements.branches,
-        )
-        drafters.append(Drafter(settings.method, each, room, target.vocab_size))
-    return tuple(drafters)
-
-
-def _predictions(drafters: Sequence[Drafter]) -> PredictionSpeculator | None:
-    speculators = (drafter.speculator for drafter in drafters)
-    return next((each for each in speculators if isinstance(each, PredictionSpeculator)), None)
-
-
-def _has_prediction(request: Request) -> bool:
-    return bool(request.params.speculation.prediction)
-
-
-def _has_grammar(request: Request) -> bool:
-    return request.matcher is not None
 
 
 def _planner(config: EngineConfig, measurements: Measurements) -> Planner:

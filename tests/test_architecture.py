@@ -28,7 +28,7 @@ ENGINE_LAYERS = (
     ("tokenizer",),
     ("detokenizer",),
     ("speculation", "output_processor", "admission", "prompt_logprobs", "step_recorder", "step_timer"),
-    ("drafting", "profiler", "calibration"),
+    ("drafting", "profiler", "calibration", "step_rows", "inbox"),
     ("engine_core",),
     ("async_engine", "speculation_probe"),
     ("factory",),
@@ -300,7 +300,7 @@ def test_bookkeeping_has_no_clock_no_thread_and_no_asyncio() -> None:
     ]
     assert faults == []
     users = {module.name for module in MODULES.values() if "asyncio" in module.imports}
-    assert {name for name in users if name.startswith("engine")} == {"engine.async_engine"}
+    assert {name for name in users if name.startswith("engine")} == {"engine.async_engine", "engine.inbox"}
 
 
 @pytest.mark.parametrize(

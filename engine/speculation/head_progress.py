@@ -54,13 +54,14 @@ class HeadProgress:
         if self._is_lost:
             return None
         num_tokens = len(request.token_ids)
-        end = min(self.num_seen + 1, num_tokens)
         if request.budget > 0:
             # The last token's row is the first level's: it is computed again if nothing has come since.
+            end = min(self.num_seen + 1, num_tokens)
             return Motion(request, max(1, min(self.num_computed, num_tokens - 1)), end)
-        if end - self.num_computed < MAX_PENDING:
+        # One slot more could be computed, but perhaps no block is there for it yet.
+        if self.num_seen - self.num_computed < MAX_PENDING:
             return None
-        return Motion(request, self.num_computed, end)
+        return Motion(request, self.num_computed, self.num_seen)
 
     def features(self, motion: Motion) -> torch.Tensor:
         """Those that a motion reads, [len(motion), width]."""

@@ -157,7 +157,7 @@ def test_where_nothing_is_granted_no_draft_is_computed_and_the_cache_catches_up_
     core = llm._core
     drafting = core._drafting
     assert drafting is not None
-    speculator = drafting._drafters[0].speculator
+    speculator = drafting._drafters[-1].speculator
     calls: list[int] = []
     propose = speculator.propose
     speculator.propose = lambda context: calls.append(len(context.requests)) or propose(context)  # type: ignore
@@ -228,7 +228,7 @@ def test_steps_are_predicted_and_reported() -> None:
     assert sum(errors[-20:]) / 20 < 0.1
     report = llm._core.planner_report()
     assert report.planner == "auto"
-    assert [method.method for method in report.methods] == ["draft_model"]
+    assert [method.method for method in report.methods] == ["prediction", "grammar", "draft_model"]
     assert sum(count.num_steps for count in report.outcomes) > 20
     assert report.prediction_error is not None
     assert report.forward

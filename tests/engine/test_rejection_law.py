@@ -63,7 +63,7 @@ def sampled(
 
 def _wrap(core: EngineCore, wrap: Wrap) -> None:
     assert core._drafting is not None
-    core._drafting._drafters[0].speculator = wrap(core._drafting._drafters[0].speculator)
+    core._drafting._drafters[-1].speculator = wrap(core._drafting._drafters[-1].speculator)
 
 
 class Tampering:

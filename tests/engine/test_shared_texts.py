@@ -23,7 +23,7 @@ def ask(llm: LLM, **changed: object) -> Completion:
 def store_of(llm: LLM) -> TextStore:
     drafting = llm._core._drafting
     assert drafting is not None
-    store = drafting._drafters[0].needs.text_store
+    store = drafting._drafters[-1].needs.text_store
     assert store is not None
     return store
 

@@ -136,7 +136,7 @@ def test_padding_is_never_sampled_or_drafted(method: str, rule: Acceptance) -> N
     drafting = llm._core._drafting
     watched = None
     if drafting is not None:
-        watched = drafting._drafters[0].speculator = Watched(drafting._drafters[0].speculator)
+        watched = drafting._drafters[-1].speculator = Watched(drafting._drafters[-1].speculator)
     answers = llm.generate([PROMPT] * len(wishes), wishes)
     for answer in answers:
         assert max(answer.token_ids) < VOCAB_SIZE

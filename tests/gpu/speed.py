@@ -25,10 +25,12 @@ EIGHT_B = ModelShape(32, 4096, 14336, 32, 8, 128256)
 ONE_B = ModelShape(16, 2048, 8192, 32, 8, 128256)
 TINY = ModelShape(2, 64, 96, 4, 2, 128)
 BLOCK_SIZE = 16
+# What is timed is a shape, not what a planner makes of it.
+DRAFTING = {"draft_model": "draft", "probe": False, "planner": "fixed"}
 METHODS: dict[str, SpeculationConfig] = {
     "none": NoSpeculation(),
-    "chain": DraftModelSpeculation(draft_model="draft", num_draft_tokens=4, probe=False),
-    "tree": DraftModelSpeculation.model_validate({"draft_model": "draft", "tree": "2,2,1,1", "probe": False}),
+    "chain": DraftModelSpeculation.model_validate(DRAFTING),
+    "tree": DraftModelSpeculation.model_validate(DRAFTING | {"tree": "2,2,1,1"}),
 }
 
 

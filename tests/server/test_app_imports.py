@@ -10,6 +10,7 @@ loaded = {name.partition(".")[0] for name in sys.modules}
 print(sorted(loaded & {"torch", "transformers", "tokenizers", "numpy"}))
 engine = {name for name in sys.modules if name.startswith("engine.")}
 allowed = ("errors", "sampling_params", "token_tree", "acceptance", "outputs", "client", "config")
+allowed += ("chat_options", "infill", "planning")
 print(sorted(engine - {f"engine.{name}" for name in allowed}))
 """
 

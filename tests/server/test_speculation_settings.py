@@ -116,7 +116,8 @@ def test_a_setting_with_effect_is_taken(flags: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["tree", "extra_draft_models", "sibling_sampling", "suffix_tree"])
 def test_a_setting_of_another_method_is_refused(name: str) -> None:
-    other = "suffix" if name == "suffix_tree" else "draft_model"
+    others = {"suffix_tree": "suffix", "extra_draft_models": "draft_model"}
+    other = others.get(name, "draft_model or eagle or medusa")
     assert error_of(speculation="ngram", **{name: "1"}) == (
         f"--{name.replace('_', '-')}: {name} is for {other}, but speculation is ngram (--speculation)"
     )

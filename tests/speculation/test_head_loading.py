@@ -84,7 +84,7 @@ def test_the_tree_that_comes_with_heads(tmp_path: Path) -> None:
     choices = ((0,), (1,), (0, 0), (0, 1), (0, 0, 0))
     heads = random_medusa(3, choices=choices)
     save_medusa_heads(tmp_path / "head", heads, target="tiny")
-    speculation = MedusaSpeculation(head=str(tmp_path / "head"), medusa_choices=True)
+    speculation = MedusaSpeculation(head=str(tmp_path / "head"), medusa_choices=True, planner="fixed")
     config, target = settings(tmp_path, speculation), load_tiny()
     [loaded] = load_drafts(config.speculation, target, config.model)
     llm = LLM(assemble(config, target, [loaded]))

@@ -1,11 +1,14 @@
 """Several speculators that feed one tree."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.speculation.base import ProposalContext, Requirements
 from engine.speculation.several import SeveralSpeculators
-from engine.token_tree import TokenTree
+from engine.speculation.tree_shape import TreeShape
+from engine.token_tree import MAX_NODES, TokenTree
 from tests.scripted import ScriptedSpeculator, fixed
 from tests.speculation.drafting import Blocks, RecordingRunner, Text, make_drafter, propose
 from tests.tiny import tiny_model
@@ -43,10 +46,14 @@ def test_requirements_are_those_of_all() -> None:
         scripted(2, requirements=Requirements(max_model_len=70)),
         scripted(3),
     ]
-    assert SeveralSpeculators(members).requirements == Requirements(
-        has_cache=True, max_model_len=70, branches=True
-    )
-    assert SeveralSpeculators([scripted(3)]).requirements == Requirements(branches=True)
+    found = SeveralSpeculators(members).requirements
+    assert replace(found, shape=None) == Requirements(has_cache=True, max_model_len=70, branches=True)
+    # Side by side, since drafts share nothing but the root for sure.
+    assert found.shape is not None
+    assert found.shape.parents[:6] == (0, 0, 0, 1, 2, 3)
+    alone = SeveralSpeculators([scripted(3)]).requirements
+    assert replace(alone, shape=None) == Requirements(branches=True)
+    assert alone.shape == TreeShape.chain(MAX_NODES)
 
 
 def test_a_block_counts_as_drafted_if_every_cache_has_it() -> None:

@@ -2,7 +2,9 @@
 
 import io
 import json
+import logging
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,17 @@ from tests.tiny import save_tiny
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model"), num_hidden_layers=4)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """The command sets up logging for its process, which here goes on."""
+    loggers = [logging.getLogger(name) for name in (None, "engine", "server", "uvicorn", "uvicorn.access")]
+    before = [(logger.level, logger.handlers[:], logger.filters[:], logger.propagate) for logger in loggers]
+    yield
+    for logger, (level, handlers, filters, propagate) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.handlers[:], logger.filters[:], logger.propagate = handlers, filters, propagate
 
 
 @pytest.fixture

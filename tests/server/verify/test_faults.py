@@ -109,7 +109,7 @@ def test_a_false_claim_of_how_tokens_were_drawn_is_found_by_the_distribution_alo
     engine = tiny_engine()
     drafting = engine.core._drafting
     assert drafting is not None
-    drafting._drafters[0].speculator = Claiming(drafting._drafters[0].speculator)
+    drafting._drafters[-1].speculator = Claiming(drafting._drafters[-1].speculator)
     outcome = verify_all([EngineSubject(engine, 40, "float32")], plan("--seeds", "400"), "tiny")
     assert {row.verdict for row in outcome.texts} == {Verdict.EQUAL}
     verdicts = {row.rule: row.verdict for row in outcome.laws}
