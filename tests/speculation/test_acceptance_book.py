@@ -66,7 +66,8 @@ def test_what_was_not_tested_for_long_counts_less() -> None:
         book.note("bad", CHAIN, (), step)
     waiting = [values(book, "bad", step)[0] for step in (100, 300, 1000, 5000)]
     assert waiting == sorted(waiting)
-    assert waiting[-1] == pytest.approx(values(book, "new", 5000)[0], abs=0.15)
+    # In the end whoever was bad long ago is tried before somebody new.
+    assert waiting[0] < values(book, "new", 5000)[0] < waiting[-1]
 
 
 def test_values_end_where_they_are_too_small_and_where_room_ends() -> None:
