@@ -15,6 +15,7 @@ import time
 from dataclasses import asdict, dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 from engine.config import (
     CacheConfig,
@@ -102,11 +103,11 @@ def build(options: argparse.Namespace) -> tuple[LLM, LLM]:
     """Plain and speculating, over the same weights. Nothing is shared between prompts: no prefix cache."""
     model = ModelConfig(model=options.model, dtype=options.dtype, max_model_len=options.max_model_len)
     target = load_causal_lm(model)
-    speculation: SpeculationConfig = NgramSpeculation(num_draft_tokens=options.num_draft_tokens)
+    # A planner would draft nothing where that does not pay, and then there is nothing to compare.
+    drafting: dict[str, Any] = {"num_draft_tokens": options.num_draft_tokens, "planner": "fixed"}
+    speculation: SpeculationConfig = NgramSpeculation(**drafting)
     if options.draft_model:
-        speculation = DraftModelSpeculation(
-            draft_model=options.draft_model, num_draft_tokens=options.num_draft_tokens
-        )
+        speculation = DraftModelSpeculation(draft_model=options.draft_model, **drafting)
     num_blocks = options.streams * -(-options.max_model_len // CacheConfig().block_size)
     engines = []
     for method in (NoSpeculation(), speculation):

@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from engine.config import (
     CacheConfig,
@@ -88,6 +89,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--medusa", metavar="HEADS", help="adds the method medusa")
     parser.add_argument("--tree", help="of the heads, instead of a chain")
     parser.add_argument("--num-draft-tokens", type=int, help="default: each method's own")
+    parser.add_argument("--planner", choices=("auto", "fixed"), default="fixed", help="default: fixed")
     parser.add_argument("--prompts", type=Path, help="a .json or .jsonl file; default: four of our own")
     parser.add_argument("--num-prompts", type=int, help="default: each once")
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -108,7 +110,9 @@ def build(options: argparse.Namespace) -> dict[str, LLM]:
     """One engine per method over the same weights. Prompts are read anew each time: no prefix cache."""
     model = ModelConfig(model=options.model, max_model_len=options.max_model_len)
     target = load_causal_lm(model)
-    length = {} if options.num_draft_tokens is None else {"num_draft_tokens": options.num_draft_tokens}
+    length: dict[str, Any] = {"planner": options.planner}
+    if options.num_draft_tokens is not None:
+        length["num_draft_tokens"] = options.num_draft_tokens
     shape = length if options.tree is None else {"tree": options.tree}
     methods: list[SpeculationConfig] = [
         NoSpeculation(),

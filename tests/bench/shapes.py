@@ -155,7 +155,8 @@ def combinations(options: argparse.Namespace) -> Iterator[tuple[str, str, float,
             if (rule == "rejection" and selects) or (rule == "block" and shape != "chain 4"):
                 continue
             speculation = DraftModelSpeculation.model_validate(
-                {"draft_model": options.draft_model, **SHAPES[shape], **more}
+                # The shape is what is measured, not what a planner makes of it.
+                {"draft_model": options.draft_model, "planner": "fixed", **SHAPES[shape], **more}
             )
             if rule == "match, coupled":
                 yield "match", shape, 0.0, speculation
