@@ -202,14 +202,16 @@ class Drafting:
         """Asks those whose trees cost nothing; for each request the first that has something is heard."""
         offers: list[Offer] = []
         waiting = dict(enumerate(batch.decoding))
+        price = self._planner.price(batch.load)
         for method, drafter in enumerate(self._drafters):
             if not drafter.needs.estimates:
                 continue
-            price = self._planner.price(batch.load)
             asked: dict[int, DraftRequest] = {}
             for place, request in waiting.items():
-                limits = (drafter.num_nodes(request), drafter.room.max_depth(request))
-                asked[place] = drafter.ask(request, scheduler, limits, price)
+                num_nodes = drafter.num_nodes(request)
+                if num_nodes:
+                    limits = (num_nodes, drafter.room.max_depth(request))
+                    asked[place] = drafter.ask(request, scheduler, limits, price)
             asked = {place: request for place, request in asked.items() if request.budget}
             for place, tree in zip(asked, self._call(method, list(asked.values())), strict=True):
                 if len(tree):

@@ -20,7 +20,7 @@ RESUMED_MATCH = 4
 # That what follows a changed token is the old text again.
 RESUMED_PRIOR = 0.3
 
-# That the next match that goes on differently is right where the first is wrong.
+# That the next match that goes on differently is right where the first is wrong: a guess, to begin with.
 RIVAL_PRIOR = 0.3
 
 
