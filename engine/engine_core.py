@@ -127,6 +127,10 @@ class EngineCore:
 
     def step(self) -> list[RequestOutput]:
         """One forward pass of the target for everything, and what follows from it."""
+        with self._runner.threads:
+            return self._step()
+
+    def _step(self) -> list[RequestOutput]:
         self._began = self.timer.enter(StepPart.SCHEDULE)
         plan = self.scheduler.schedule()
         self._note_plan(plan)

@@ -186,6 +186,7 @@ def _parts(
         choose_backend(target.operators, target.device),
         target.vocab_size,
         target.operators,
+        target.weights,
     )
     tokenizer = None if target.tokenizer is None else Tokenizer(target.tokenizer)
     measurements = Measurements(

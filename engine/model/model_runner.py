@@ -11,6 +11,7 @@ from engine.model.cpu_ops.build import CpuOperators
 from engine.model.hidden_states import HiddenSelection, HiddenStateTap
 from engine.model.input_batch import InputBatch, SequenceSlice
 from engine.model.kv_cache import PagedKVCache
+from engine.model.threads import OperatorThreads
 
 _HOST = torch.device("cpu")
 
@@ -37,6 +38,10 @@ class ModelRunner:
         backend: How attention is computed.
         vocab_size: Ids that may be sampled; logits behind them are padding of the embedding and are cut.
         operators: What its rows of logits may be processed with; None is plain torch.
+        weights: Type of its linear layers' weights (LoadedModel.weights).
+
+    Attributes:
+        threads: To be entered for a step, or for a pass outside of one.
     """
 
     def __init__(
@@ -46,7 +51,9 @@ class ModelRunner:
         backend: AttentionBackend,
         vocab_size: int,
         operators: CpuOperators | None = None,
+        weights: str = "",
     ) -> None:
+        self.threads = OperatorThreads.for_weights(weights, operators)
         self.cache = cache
         self.vocab_size = vocab_size
         self.operators = operators

@@ -61,6 +61,13 @@ inline void transpose(const float* const* sources, float* target, int64_t stride
 #endif
 }
 
+// Has memory brought near that is read soon: slots lie apart, and no processor guesses the next.
+inline void prefetch(const float* source, int64_t count) {
+#ifdef __AVX__
+  for (int64_t i = 0; i < count; i += 16) _mm_prefetch(reinterpret_cast<const char*>(source + i), _MM_HINT_T1);
+#endif
+}
+
 inline float add_lanes(Lanes x) { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
 
 // e^x by Cephes' polynomial (Moshier), with 2^n put in as exponent bits. x is at most 0 or not-a-number, which stays one.
@@ -109,6 +116,7 @@ struct Row {
 struct Query {
   const float* query;
   float* out;
+  int64_t head;
   float peak, sum, rescale;
 };
 
@@ -180,9 +188,11 @@ class Worker {
       : shape_(shape), options_(options), keys_(keys), values_(values), tile_keys_(shape.key_dim * TILE),
         scores_(ROW_BLOCK * shape.group * TILE) {}
 
-  // Attends rows (each with `group` queries) of one sequence to one key/value head.
+  // Attends rows of one sequence to key/value heads [first_head, end_head). Queries: by key/value head, then by row,
+  // `group` of each. Heads take turns tile by tile, since a token's keys of all heads lie side by side in memory, and
+  // memory is fastest when it is read from end to end.
   void attend(const Span& span, const std::vector<Row>& rows, const int64_t* ancestors, std::vector<Query>& queries,
-              int64_t kv_head) {
+              int64_t first_head, int64_t end_head) {
     int64_t first = rows[0].first, count = 0;
     for (const Row& row : rows) {
       first = std::min(first, row.first);
@@ -194,24 +204,29 @@ class Worker {
     for (int64_t base = first / TILE * TILE; base < count; base += TILE) {
       if (base < shared) {
         const int64_t length = std::min(TILE, count - base);
-        fetch(span.context + base, length, kv_head);
-        step(rows.data(), rows.size(), queries.data(), base);
+        call_for(span.context + base + TILE, std::min(TILE, count - base - length), first_head, end_head);
+        for (int64_t head = first_head; head < end_head; ++head) {
+          fetch(span.context + base, length, head);
+          step(rows.data(), rows.size(), &queries[(head - first_head) * rows.size() * shape_.group], base);
+        }
         continue;
       }
       for (size_t r = 0; r < rows.size(); ++r) {
         if (rows[r].count <= base) continue;
         int64_t slots[TILE];
         const int64_t length = own_slots(span, rows[r], ancestors[r], base, slots);
-        fetch(slots, length, kv_head);
-        step(&rows[r], 1, &queries[r * shape_.group], base);
+        for (int64_t head = first_head; head < end_head; ++head) {
+          fetch(slots, length, head);
+          step(&rows[r], 1, &queries[((head - first_head) * rows.size() + r) * shape_.group], base);
+        }
       }
     }
   }
 
-  void finish(Query& query, int64_t head) const {
+  void finish(Query& query) const {
     float rescale = 1.0f;
     if (options_.sinks != nullptr) {
-      const float sink = options_.sinks[head], peak = sink > query.peak ? sink : query.peak;
+      const float sink = options_.sinks[query.head], peak = sink > query.peak ? sink : query.peak;
       rescale = exp_nonpositive(query.peak - peak);
       query.sum = query.sum * rescale + exp_nonpositive(sink - peak);
     }
@@ -231,6 +246,16 @@ class Worker {
       if (entry >= base && entry < base + length)
         slots[entry - base] = span.context[span.num_committed + std::countr_zero(word)];
     return length;
+  }
+
+  // Has the keys and values of a tile brought near.
+  void call_for(const int64_t* slots, int64_t length, int64_t first_head, int64_t end_head) const {
+    const int64_t heads = end_head - first_head;
+    for (int64_t i = 0; i < length; ++i) {
+      const int64_t head = slots[i] * shape_.num_kv_heads + first_head;
+      prefetch(keys_ + head * shape_.key_dim, heads * shape_.key_dim);
+      prefetch(values_ + head * shape_.value_dim, heads * shape_.value_dim);
+    }
   }
 
   // Transposes a tile's keys, [key_dim, TILE], and notes where its values are.

@@ -32,12 +32,13 @@ from engine.model.weight_cache import WeightCache
 logger = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
-_FILES = ("operators.cpp", "attention.h", "elementwise.h", "int8.h", "sampling.h")
+_FILES = ("operators.cpp", "attention.h", "elementwise.h", "int8.h", "sampling.h", "team.h")
 _FLAGS = (
     "-O3",
     "-std=c++20",
     "-fPIC",
     "-fopenmp",
+    "-pthread",
     # Not -ffast-math: sums must keep their order, and not-a-number must stay what it is.
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -68,6 +69,7 @@ class CpuOperators:
         gate_silu, gate_gelu_tanh: The activation of a gated feed-forward layer.
         rotate: Rotary positions for queries and keys that come from one matrix.
         run_layers: All decoder layers of a model, and what goes into wanted ones.
+        use_threads: How many threads work for the calling one; 0 is as many as would for torch.
         truncate_rows: Temperature, top_k, top_p and min_p on rows of logits.
         top_rows: The highest entries of rows of logits under keyed Gumbel noise.
     """
@@ -80,6 +82,7 @@ class CpuOperators:
     gate_gelu_tanh: Any
     rotate: Any
     run_layers: Any
+    use_threads: Any
     truncate_rows: Any
     top_rows: Any
 

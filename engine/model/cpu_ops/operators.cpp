@@ -9,7 +9,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -21,25 +20,27 @@
 #include "elementwise.h"
 #include "int8.h"
 #include "sampling.h"
+#include "team.h"
 
 namespace {
+
+// How many threads work for the calling one; 0: as many as would for torch.
+thread_local int own_threads = 0;
+
+int num_threads() { return own_threads > 0 ? own_threads : at::get_num_threads(); }
 
 // Calls function(begin, end) for pieces of 0 .. count. Threads fetch piece by piece, because a thread that the
 // system holds up would let all others wait for its share.
 template <typename Function>
 void for_pieces(int64_t count, int64_t piece, const Function& function) {
-  if (count <= piece) return function(int64_t{0}, count);
-  const int64_t threads = std::min<int64_t>(at::get_num_threads(), (count + piece - 1) / piece);
-  std::atomic<int64_t> next{0};
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t begin = next.fetch_add(piece); begin < count; begin = next.fetch_add(piece))
-      function(begin, std::min(begin + piece, count));
-  });
+  Team::instance().share(count, piece, num_threads(), function);
 }
 
-// A block of one sequence's rows and one key/value head.
+void use_threads(int64_t count) { own_threads = static_cast<int>(count); }
+
+// A block of one sequence's rows and some of the key/value heads.
 struct Item {
-  int64_t span, begin, kv_head;
+  int64_t span, begin, first_head, end_head;
 };
 
 // Keys and values [1, heads, tokens, dim] to the slots of [slots, heads, dim].
@@ -79,12 +80,18 @@ at::Tensor attend(const at::Tensor& query_, const at::Tensor& key, const at::Ten
   const auto* words = ancestors.const_data_ptr<int64_t>();
   std::vector<Span> all_spans;
   std::vector<Item> items;
+  int64_t blocks = 0;
   for (int64_t s = 0; s < spans.size(0); ++s) {
     const int64_t* row = span_data + s * 5;
     all_spans.push_back({row[0], row[1], row[2], row[3], context.const_data_ptr<int64_t>() + row[4]});
-    for (int64_t begin = row[0]; begin < row[1]; begin += ROW_BLOCK)
-      for (int64_t head = 0; head < shape.num_kv_heads; ++head) items.push_back({s, begin, head});
+    blocks += (row[1] - row[0] + ROW_BLOCK - 1) / ROW_BLOCK;
   }
+  // All heads at once, unless some threads would then have nothing to do.
+  const int64_t heads = blocks >= 2 * num_threads() ? shape.num_kv_heads : 1;
+  for (int64_t s = 0; s < spans.size(0); ++s)
+    for (int64_t begin = all_spans[s].begin; begin < all_spans[s].end; begin += ROW_BLOCK)
+      for (int64_t head = 0; head < shape.num_kv_heads; head += heads)
+        items.push_back({s, begin, head, std::min(head + heads, shape.num_kv_heads)});
   const auto* queries_data = query.const_data_ptr<float>();
   auto* out_data = out.mutable_data_ptr<float>();
   const auto* keys_data = key_cache.const_data_ptr<float>();
@@ -97,19 +104,20 @@ at::Tensor attend(const at::Tensor& query_, const at::Tensor& key, const at::Ten
     for (int64_t i = first_item; i < last_item; ++i) {
       const Span& span = all_spans[items[i].span];
       const int64_t begin = items[i].begin, end = std::min(begin + ROW_BLOCK, span.end);
-      const int64_t first_head = items[i].kv_head * shape.group;
       rows.clear();
       queries.clear();
       for (int64_t t = begin; t < end; ++t) {
         const int64_t count = visible_data[t] + std::popcount(static_cast<uint64_t>(words[t]));
         rows.push_back({window == 0 ? 0 : std::max<int64_t>(0, count - window), count});
-        for (int64_t h = first_head; h < first_head + shape.group; ++h)
-          queries.push_back({queries_data + h * head_stride + t * token_stride,
-                             out_data + (t * shape.num_heads + h) * shape.value_dim,
-                             -std::numeric_limits<float>::infinity(), 0.0f, 0.0f});
       }
-      worker.attend(span, rows, words + begin, queries, items[i].kv_head);
-      for (size_t q = 0; q < queries.size(); ++q) worker.finish(queries[q], first_head + q % shape.group);
+      for (int64_t kv_head = items[i].first_head; kv_head < items[i].end_head; ++kv_head)
+        for (int64_t t = begin; t < end; ++t)
+          for (int64_t h = kv_head * shape.group; h < (kv_head + 1) * shape.group; ++h)
+            queries.push_back({queries_data + h * head_stride + t * token_stride,
+                               out_data + (t * shape.num_heads + h) * shape.value_dim, h,
+                               -std::numeric_limits<float>::infinity(), 0.0f, 0.0f});
+      worker.attend(span, rows, words + begin, queries, items[i].first_head, items[i].end_head);
+      for (Query& query : queries) worker.finish(query);
     }
   });
   return out;
@@ -356,6 +364,7 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
       "run_layers(Tensor hidden, Tensor cosine, Tensor sine, Tensor[] parameters, int[] sizes, float[] factors, "
       "Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor slots, Tensor spans, Tensor context, Tensor visible, "
       "Tensor ancestors, int[] wanted) -> (Tensor, Tensor)");
+  library.def("use_threads(int count) -> ()", use_threads);
   library.def("truncate_rows(Tensor(a!) logits, Tensor options) -> ()");
   library.def("top_rows(Tensor logits, Tensor starts, int count) -> (Tensor, Tensor)");
 }
