@@ -82,12 +82,21 @@ class Bench:
         for tensor in (*cache.keys, *cache.values):
             tensor.normal_()  # Also so that no page is touched for the first time while it is timed.
         self._runner = ModelRunner(
-            model.module, cache, choose_backend(model.operators, model.device), model.vocab_size
+            model.module,
+            cache,
+            choose_backend(model.operators, model.device),
+            model.vocab_size,
+            weights=model.weights,
+            operators=model.operators,
         )
         self._sampler = Sampler(model.operators)
 
     def step(self, case: Case) -> Spent:
         """Makes one."""
+        with self._runner.threads:
+            return self._step(case)
+
+    def _step(self, case: Case) -> Spent:
         began = time.perf_counter()
         chance = range(7, 7 + case.rows)
         tree = TokenTree.chain([1000 * token % self._vocab_size for token in chance[1:]])

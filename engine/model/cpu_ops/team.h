@@ -62,11 +62,13 @@ class Team {
 
   Team() = default;
 
+  static bool has_pieces(uint64_t state) { return (state & MOST_PIECES) < state >> PIECE_BITS; }
+
   // Takes a piece and does it; false if there is none.
   bool work() {
     uint64_t seen = state_.load(std::memory_order_acquire);
     do {
-      if ((seen & MOST_PIECES) >= seen >> PIECE_BITS) return false;
+      if (!has_pieces(seen)) return false;
     } while (!state_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_acquire));
     const int64_t begin = static_cast<int64_t>(seen & MOST_PIECES) * piece_;
     call_(callee_, begin, std::min(begin + piece_, count_));
@@ -93,7 +95,7 @@ class Team {
       const uint32_t calls = calls_.load();
       asleep_.fetch_add(1);
       // A job that came meanwhile was not called out to this thread.
-      if ((state_.load() & MOST_PIECES) >= state_.load() >> PIECE_BITS || number >= helpers_) calls_.wait(calls);
+      if (!has_pieces(state_.load()) || number >= helpers_) calls_.wait(calls);
       asleep_.fetch_sub(1);
     }
   }
