@@ -8,11 +8,12 @@ from engine.model.cpu_ops.build import CpuOperators
 
 
 class OperatorThreads:
-    """While entered, what torch itself computes in this thread stays in it; the operators have all its threads.
+    """While entered, what torch itself computes stays in this thread; the operators have all its threads.
 
-    Where nearly all of a step is the operators' work, torch's own workers save nothing: what is left for them is
-    small. But each of torch's parallel regions ends when its last thread has come, which takes a time slice of the
-    system when another process has that thread's core; the operators' threads wait for nobody (cpu_ops/team.h).
+    Where nearly all of a step is the operators' work, torch's own workers save nothing: what is left for them
+    is small. But each of torch's parallel regions ends when its last thread has come, which takes a time slice
+    of the system when another process has that thread's core; the operators' threads wait for nobody
+    (cpu_ops/team.h).
 
     Args:
         operators: Whose threads; None leaves all as it is.
