@@ -11,7 +11,7 @@ class OperatorThreads:
     """While entered, what torch itself computes stays in this thread; the operators have all its threads.
 
     Where nearly all of a step is the operators' work, torch's own workers save nothing: what is left for them
-    is small. But each of torch's parallel regions ends when its last thread has come, which takes a time slice
+    is small. But each of torch's parallel regions ends when its last thread has come: that takes a time slice
     of the system when another process has that thread's core; the operators' threads wait for nobody
     (cpu_ops/team.h).
 
