@@ -8,16 +8,14 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 
 from engine.chat_options import DEFAULT_CHAT, ChatOptions
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
+from engine.commands import Abort, Add, Close, Command
 from engine.engine_core import EngineCore
 from engine.errors import EngineDead, EngineError, InvalidRequest, RequestFailed
-from engine.grammar import Matcher
-from engine.inbox import Delivery, Inbox, hand_over
+from engine.inbox import Inbox, Inboxes
 from engine.infill import Infill
 from engine.inquiry import PlannerInquiry
 from engine.outputs import RequestOutput, StepPart
@@ -25,29 +23,12 @@ from engine.planning import PlannerReport
 from engine.profiler import Tracer
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
+from engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class _Add:
-    request_id: str
-    prompt_token_ids: Sequence[int]
-    params: SamplingParams
-    matcher: Matcher | None
-    inbox: Inbox
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    """Ends a request; with an inbox only the one that is read there, not a namesake."""
-
-    request_id: str
-    inbox: Inbox | None = None
-
-
-class _Close:
-    """Ends the thread."""
+CLOSING_LOOK_SECONDS = 0.1
+"""How often it is looked whether a thread that was told to end hangs."""
 
 
 class AsyncEngine:
@@ -57,19 +38,29 @@ class AsyncEngine:
         core: The engine; nobody else may touch it once `start` was called.
         model: What the server may know of the model.
         tokenizer: None serves token ids only.
+        step_timeout_seconds: A step that takes longer hangs, which all who wait are told.
     """
 
-    def __init__(self, core: EngineCore, model: ModelInfo, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        model: ModelInfo,
+        tokenizer: Tokenizer | None,
+        step_timeout_seconds: float = 600,
+    ) -> None:
         self._core = core
         self._model = model
         self._tokenizer = tokenizer
         self._tracer = Tracer(core.timer)
-        self._commands: queue.SimpleQueue[_Add | _Abort | PlannerInquiry | _Close] = queue.SimpleQueue()
-        self._inboxes: dict[str, Inbox] = {}
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._inboxes = Inboxes()
+        self._readers: set[Inbox] = set()
         self._listeners: list[StatsListener] = []
         self._dead = ""
-        # Taken to set _dead and to queue an add, so that no add slips in behind the last look at the queue.
+        # Taken to set _dead and to queue an add, so that no add slips in behind the last look at the queue;
+        # and for _readers, so that nobody begins to wait behind a hang that was told to all.
         self._death_lock = threading.Lock()
+        self._watchdog = Watchdog(step_timeout_seconds, self._tell_of_hang)
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
 
     @property
@@ -80,14 +71,22 @@ class AsyncEngine:
     def start(self) -> None:
         """Starts the engine thread."""
         self._thread.start()
+        self._watchdog.start()
+
+    def stop(self, reason: str) -> None:
+        """Has the engine thread end after the step it is in; requests still open get EngineDead."""
+        self._commands.put(Close(reason))
 
     def close(self) -> None:
-        """Ends the engine thread after the step it is in; requests still open get EngineDead."""
-        self._commands.put(_Close())
+        """Ends the engine thread and waits for it, unless it hangs."""
+        self.stop("the engine was closed")
         if self._thread.ident is None:
             self._die("the engine was closed before it was started")
-        elif self._thread.is_alive():
-            self._thread.join()
+            return
+        while self._thread.is_alive() and not self._watchdog.complaint:
+            self._thread.join(CLOSING_LOOK_SECONDS)
+        if self._thread.is_alive():
+            logger.error("%s; it is left behind", self._watchdog.complaint)
 
     def subscribe(self, listener: StatsListener) -> None:
         """See EngineClient."""
@@ -95,7 +94,8 @@ class AsyncEngine:
 
     def health(self) -> EngineHealth:
         """See EngineClient."""
-        return EngineHealth(alive=not self._dead, reason=self._dead)
+        reason = self._dead or self._watchdog.complaint
+        return EngineHealth(alive=not reason, reason=reason)
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
@@ -106,31 +106,32 @@ class AsyncEngine:
         if params.constraint is not None:
             matcher = await asyncio.to_thread(self._core.limits.grammars.compile, params.constraint)
         with self._death_lock:
-            if self._dead:
-                raise EngineDead(self._dead)
-            self._commands.put(_Add(request_id, prompt_token_ids, params, matcher, inbox))
+            self._require_alive()
+            self._readers.add(inbox)
+            self._commands.put(Add(request_id, prompt_token_ids, params, matcher, inbox))
         is_open = True
         try:
             while is_open:
                 delivery = await inbox.queue.get()
                 if isinstance(delivery, EngineError):
-                    is_open = False
+                    # An engine that hung has the request still, should it come to.
                     raise delivery
                 is_open = delivery.finish_reason is None
                 yield delivery
         finally:
+            with self._death_lock:
+                self._readers.discard(inbox)
             if is_open:
-                self._commands.put(_Abort(request_id, inbox))
+                self._commands.put(Abort(request_id, inbox))
 
     async def abort(self, request_id: str) -> None:
         """See EngineClient."""
-        self._commands.put(_Abort(request_id))
+        self._commands.put(Abort(request_id))
 
     async def trace(self, num_steps: int) -> bytes:
         """See EngineClient."""
         with self._death_lock:
-            if self._dead:
-                raise EngineDead(self._dead)
+            self._require_alive()
             answer = self._tracer.ask(num_steps)
         trace = await asyncio.wrap_future(answer)
         return await asyncio.to_thread(trace.export)
@@ -139,8 +140,7 @@ class AsyncEngine:
         """See EngineClient."""
         inquiry = PlannerInquiry()
         with self._death_lock:
-            if self._dead:
-                raise EngineDead(self._dead)
+            self._require_alive()
             self._commands.put(inquiry)
         return await asyncio.wrap_future(inquiry.answer)
 
@@ -175,6 +175,11 @@ class AsyncEngine:
         apply = self._require_tokenizer().apply_chat_template
         return await asyncio.to_thread(apply, messages, tools, options)
 
+    def _require_alive(self) -> None:
+        health = self.health()
+        if not health.alive:
+            raise EngineDead(health.reason)
+
     def _require_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
             raise EngineError("the model has no tokenizer: send the prompt as token ids")
@@ -182,67 +187,74 @@ class AsyncEngine:
 
     def _run(self) -> None:
         """The engine thread."""
-        reason = "the engine was closed"
         try:
-            while self._obey():
+            while (closing := self._obey()) is None:
                 if self._core.has_work:
                     self._tracer.before_step()
                     self._step()
                     self._tracer.after_step()
                 self._report()
+            reason = closing.reason
         except BaseException as error:
             # Not even an exit may pass: above a thread is nobody who could tell the clients.
             logger.exception("the engine loop died")
             reason = f"the engine loop died: {error}"
-        finally:
-            self._die(reason)
+        self._die(reason)
+        self._watchdog.close()
 
-    def _obey(self) -> bool:
-        """Carries out all queued commands, waiting for one if there is nothing else to do."""
+    def _obey(self) -> Close | None:
+        """Carries out all queued commands, waiting for one if there is nothing else to do.
+
+        Returns:
+            The command to end, if it came.
+        """
         block = not self._core.has_work
         timer = self._core.timer
+        self._watchdog.beat()
         timer.enter(StepPart.COMMANDS)
         if block:
             timer.leave()  # Waiting is no part of a step.
+            self._watchdog.rest()
         while True:
             try:
                 command = self._commands.get(block=block)
             except queue.Empty:
-                return True
+                return None
+            self._watchdog.beat()
             timer.enter(StepPart.COMMANDS)
             block = False
             match command:
-                case _Add():
+                case Add():
                     self._add(command)
-                case _Abort():
+                case Abort():
                     self._abort(command)
                 case PlannerInquiry():
                     command.settle(self._core.planner_report)
-                case _Close():
-                    return False
+                case Close():
+                    return command
 
-    def _add(self, command: _Add) -> None:
-        if command.request_id in self._inboxes:
+    def _add(self, command: Add) -> None:
+        if self._inboxes.get(command.request_id) is not None:
             command.inbox.refuse(InvalidRequest(f"request id {command.request_id} is in use"))
             return
-        self._inboxes[command.request_id] = command.inbox
+        self._inboxes.open(command.request_id, command.inbox)
         try:
             self._core.add_request(
                 command.request_id, command.prompt_token_ids, command.params, command.matcher
             )
         except EngineError as error:
-            self._deliver({command.request_id: error})
+            self._inboxes.deliver({command.request_id: error})
         except Exception:
             logger.exception("request %s failed on its way in; the engine goes on", command.request_id)
-            self._deliver({command.request_id: _failure()})
+            self._inboxes.deliver({command.request_id: _failure()})
 
-    def _abort(self, command: _Abort) -> None:
+    def _abort(self, command: Abort) -> None:
         request_id = command.request_id
         if command.inbox is not None and command.inbox is not self._inboxes.get(request_id):
             return
         output = self._core.abort(request_id)
         if output is not None:
-            self._deliver({request_id: output})
+            self._inboxes.deliver({request_id: output})
 
     def _step(self) -> None:
         try:
@@ -252,28 +264,23 @@ class AsyncEngine:
             if not failed:
                 raise  # Whatever is wrong, it would go wrong again: there is nobody to end.
             logger.exception("a step failed; the requests in it are ended, the engine goes on")
-            self._deliver(dict.fromkeys(failed, _failure()))
+            self._inboxes.deliver(dict.fromkeys(failed, _failure()))
             return
         self._core.timer.enter(StepPart.OUTPUT)
-        self._deliver({output.request_id: output for output in outputs})
+        self._inboxes.deliver({output.request_id: output for output in outputs})
 
     def _report(self) -> None:
         stats = self._core.take_stats()
         for listener in self._listeners:
             listener(stats)
 
-    def _deliver(self, deliveries: Mapping[str, Delivery]) -> None:
-        """Hands each request what is new, in one call per event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
-        for request_id, delivery in deliveries.items():
-            inbox = self._inboxes.get(request_id)
-            if inbox is None:
-                continue
-            if isinstance(delivery, EngineError) or delivery.finish_reason is not None:
-                del self._inboxes[request_id]
-            by_loop.setdefault(inbox.loop, []).append(partial(inbox.queue.put_nowait, delivery))
-        for loop, calls in by_loop.items():
-            hand_over(loop, calls)
+    def _tell_of_hang(self, complaint: str) -> None:
+        """Tells every waiting client, from the watchdog's thread."""
+        logger.error("%s; %d open requests are ended", complaint, len(self._readers))
+        with self._death_lock:
+            readers = tuple(self._readers)
+        for inbox in readers:
+            inbox.refuse(EngineDead(complaint))
 
     def _die(self, reason: str) -> None:
         """Tells every waiting client, and every later one."""
@@ -281,12 +288,12 @@ class AsyncEngine:
             self._dead = reason
             while not self._commands.empty():  # Nobody else takes anything out.
                 command = self._commands.get_nowait()
-                if isinstance(command, _Add):
+                if isinstance(command, Add):
                     command.inbox.refuse(EngineDead(reason))
                 elif isinstance(command, PlannerInquiry):
                     command.fail(EngineDead(reason))
             self._tracer.fail(EngineDead(reason))
-        self._deliver(dict.fromkeys(list(self._inboxes), EngineDead(reason)))
+        self._inboxes.end_all(EngineDead(reason))
 
 
 def _failure() -> RequestFailed:

@@ -51,7 +51,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """Whether the engine loop lives, and if not, why."""
+    """Whether the engine loop goes round, and if not, why."""
 
     alive: bool
     reason: str = ""
@@ -73,7 +73,7 @@ class EngineClient(Protocol):
             InvalidRequest: The request cannot be served as it stands.
             Overloaded: The queue is full.
             RequestFailed: The request failed in the engine.
-            EngineDead: The engine loop has ended.
+            EngineDead: The engine loop has ended or hangs.
         """
 
     async def abort(self, request_id: str) -> None:
@@ -130,7 +130,7 @@ class EngineClient(Protocol):
 
         Raises:
             InvalidRequest: Another trace is being made.
-            EngineDead: The engine loop has ended.
+            EngineDead: The engine loop has ended or hangs.
         """
 
     async def planner_report(self) -> PlannerReport:
@@ -138,7 +138,7 @@ class EngineClient(Protocol):
 
         Raises:
             InvalidRequest: The engine runs without speculation.
-            EngineDead: The engine loop has ended.
+            EngineDead: The engine loop has ended or hangs.
         """
 
     def health(self) -> EngineHealth:

@@ -74,6 +74,12 @@ class SchedulerConfig(Section):
         512, ge=1, description="Tokens per step: prompt chunks, new tokens and draft nodes together."
     )
     max_num_queued: int = Field(1024, ge=1, description="Requests that may wait; more are refused.")
+    step_timeout_seconds: int = Field(
+        600,
+        ge=1,
+        description="A step that takes longer hangs: open requests are ended, and /health says so until it "
+        "is over.",
+    )
 
     @model_validator(mode="after")
     def _a_token_each(self) -> Self:

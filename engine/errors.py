@@ -5,7 +5,7 @@ EngineError
 │   └── ContextTooLong    prompt and answer do not fit the context
 ├── Overloaded            the queue is full; try again later
 ├── RequestFailed         this request failed in the engine; others go on
-├── EngineDead            the engine loop has ended; nothing will be served any more
+├── EngineDead            the engine loop has ended or hangs; nothing is served
 └── StartupError          a setting that cannot hold; the message says what to do
     ├── ModelNotFound     no source has the model
     └── ModelNotSupported the model cannot run on a paged KV cache; the message says why
@@ -42,7 +42,7 @@ class RequestFailed(EngineError):
 
 
 class EngineDead(EngineError):
-    """The engine loop has ended and serves nothing any more."""
+    """The engine loop has ended, or hangs, and serves nothing."""
 
 
 class StartupError(EngineError):

@@ -43,7 +43,7 @@ class HttpConfig(Section):
     shutdown_grace_seconds: int = Field(
         30,
         ge=0,
-        description="Time that running answers get to finish after SIGTERM or Ctrl+C; a second Ctrl+C ends "
+        description="Time that running answers get to finish after SIGTERM or Ctrl+C; a second signal ends "
         "them at once.",
     )
     tool_parser: ToolParserName | None = Field(

@@ -12,7 +12,7 @@ from engine.factory import Engine, build_engine
 from server import __version__
 from server.app import AppSettings, create_app
 from server.config import LoadedConfig
-from server.listening import bind, run_app
+from server.listening import Stopping, bind, run_app
 from server.log_setup import configure_logging
 from server.metrics import Metrics
 
@@ -53,7 +53,10 @@ def serve(loaded: LoadedConfig) -> None:
         def refuse_new_requests() -> None:
             app.state.outrider.admission.draining = True
 
-        run_app(app, listener, http.shutdown_grace_seconds, refuse_new_requests)
+        def end_requests() -> None:
+            engine.stop("the server is shutting down and gives running requests no more time")
+
+        run_app(app, listener, Stopping(http.shutdown_grace_seconds, refuse_new_requests, end_requests))
 
 
 def _built(config: EngineConfig) -> Engine:
@@ -80,7 +83,9 @@ def _built(config: EngineConfig) -> Engine:
 @contextmanager
 def _running_engine(config: EngineConfig) -> Iterator[AsyncEngine]:
     built = _built(config)
-    engine = AsyncEngine(built.core, built.model, built.tokenizer)
+    engine = AsyncEngine(
+        built.core, built.model, built.tokenizer, step_timeout_seconds=config.scheduler.step_timeout_seconds
+    )
     engine.start()
     try:
         yield engine

@@ -156,6 +156,20 @@ def test_both_replicas_work_and_a_dead_one_is_skipped(url: str, replicas: list[R
         assert len(replicas[1].engine.requests) == before + 6
 
 
+def test_a_replica_that_stops_is_left_out(url: str, replicas: list[Replica]) -> None:
+    replicas[0].server.app.state.outrider.admission.draining = True
+    with httpx.Client(base_url=url) as client:
+        for stream in (False, True) * 3:
+            answer = client.post("/v1/completions", json=BODY | {"stream": stream})
+            assert answer.status_code == 200, answer.text
+        assert not replicas[0].engine.requests
+        assert len(replicas[1].engine.requests) == 6
+        replicas[1].server.app.state.outrider.admission.draining = True
+        answer = client.post("/v1/completions", json=BODY)
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+
+
 def test_no_replica_at_all_is_an_error_that_api_clients_can_read(url: str, replicas: list[Replica]) -> None:
     for replica in replicas:
         replica.stop()

@@ -35,10 +35,12 @@ def build_core(speculator: Speculator | None = None, **room: int) -> Any:
 
 
 @contextmanager
-def running(speculator: Speculator | None = None, **room: int) -> Iterator[AsyncEngine]:
+def running(
+    speculator: Speculator | None = None, step_timeout_seconds: float = 600, **room: int
+) -> Iterator[AsyncEngine]:
     """An engine on its thread, ended afterwards."""
     parts = build_core(speculator, **room)
-    engine = AsyncEngine(parts.core, parts.model, parts.tokenizer)
+    engine = AsyncEngine(parts.core, parts.model, parts.tokenizer, step_timeout_seconds)
     engine.start()
     try:
         yield engine

@@ -151,6 +151,56 @@ def test_death_reaches_every_client_and_every_later_one(
         ask(scenario)
 
 
+def test_a_step_that_hangs_is_told_to_all_who_wait_and_forgotten_when_it_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with running(max_num_seqs=2, step_timeout_seconds=1) as engine:
+        gate = Gate(engine._core)
+
+        async def scenario() -> None:
+            gate.open.clear()
+            tasks = [asyncio.create_task(answer_of(engine, f"r{i}", params=ENDLESS)) for i in range(4)]
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {type(result) for result in results} == {EngineDead}
+            health = engine.health()
+            assert not health.alive
+            assert "at one step for more than 1 seconds" in health.reason
+            with pytest.raises(EngineDead, match="hangs"):
+                await answer_of(engine, "later")
+            with pytest.raises(EngineDead, match="hangs"):
+                await engine.planner_report()
+            gate.open.set()
+            # What nobody waits for any more is dropped, not computed.
+            await until(lambda: engine.health().alive and is_empty(engine))
+            assert gate.num_passes <= 2
+            assert not engine._readers
+            assert essence(await answer_of(engine, "r0")) == essence(plain_answer(WISHES))
+
+        ask(scenario)
+    assert "4 open requests are ended" in caplog.text
+
+
+def test_an_engine_that_hangs_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    parts = build_core()
+    engine = AsyncEngine(parts.core, parts.model, parts.tokenizer, step_timeout_seconds=1)
+    gate = Gate(parts.core)
+    gate.open.clear()
+    engine.start()
+
+    async def scenario() -> None:
+        with pytest.raises(EngineDead, match="hangs"):
+            await answer_of(engine, "a")
+
+    ask(scenario)
+    engine.close()
+    assert engine._thread.is_alive()
+    assert "it is left behind" in caplog.text
+    gate.open.set()
+    engine._thread.join(10)
+    assert not engine._thread.is_alive()
+    assert not engine.health().alive
+
+
 def test_closing_ends_open_requests() -> None:
     with running() as engine:
 

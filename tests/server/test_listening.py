@@ -14,12 +14,12 @@ import pytest
 
 from engine.errors import StartupError
 from server import listening
-from server.listening import SWITCH_SECONDS, bind, run_app
+from server.listening import LAST_WORDS_SECONDS, SWITCH_SECONDS, Stopping, bind, run_app
 
 # A server whose answer comes in two parts, a pause between them; `closed` is printed after uvicorn's end.
 SCRIPT = """
 import asyncio, sys
-from server.listening import bind, run_app
+from server.listening import Stopping, bind, run_app
 from server.log_setup import configure_logging
 
 async def app(scope, receive, send):
@@ -31,14 +31,27 @@ async def app(scope, receive, send):
         return
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"first ", "more_body": True})
-    await asyncio.sleep(float(scope["path"].strip("/") or 0))
-    await send({"type": "http.response.body", "body": b"last"})
+    try:
+        await asyncio.wait_for(ended.wait(), float(scope["path"].strip("/") or 0))
+        last = b"cut"
+    except TimeoutError:
+        last = b"last"
+    await send({"type": "http.response.body", "body": last})
+
+def refuse():
+    print("stopping", flush=True)
+
+def end():
+    print("ending", flush=True)
+    if sys.argv[3] == "obey":
+        ended.set()
 
 configure_logging("info")
+ended = asyncio.Event()
 with bind("127.0.0.1", 0) as listener:
     print(listener.getsockname()[1], flush=True)
     try:
-        run_app(app, listener, int(sys.argv[1]), lambda: print("stopping", flush=True))
+        run_app(app, listener, Stopping(int(sys.argv[1]), refuse, end))
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 print("closed", flush=True)
@@ -46,9 +59,9 @@ print("closed", flush=True)
 
 
 @contextmanager
-def running(grace_seconds: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(grace_seconds: int, ending: str = "obey") -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(grace_seconds), "complete"],
+        [sys.executable, "-c", SCRIPT, str(grace_seconds), "complete", ending],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -91,37 +104,58 @@ def test_a_signal_lets_running_answers_finish_and_what_follows_is_still_done(sto
     assert "Traceback" not in err
 
 
-def test_the_grace_time_has_an_end() -> None:
+def test_the_grace_time_has_an_end_and_running_requests_hear_of_it() -> None:
     with running(grace_seconds=1) as (process, url):
+        start = time.monotonic()
+        assert b"".join(stream_while_stopping(process, f"{url}/60", signal.SIGTERM)) == b"first cut"
+        out, err = process.communicate(timeout=10)
+    assert 0.9 < time.monotonic() - start < 8
+    assert process.returncode == 0
+    assert out == "stopping\nending\nclosed\n"
+    assert "the grace time is over: 1 requests are ended" in err
+    assert "Traceback" not in err
+
+
+def test_a_request_that_does_not_listen_is_cut_off() -> None:
+    with running(grace_seconds=0, ending="ignore") as (process, url):
         start = time.monotonic()
         with pytest.raises(httpx.RemoteProtocolError):
             stream_while_stopping(process, f"{url}/60", signal.SIGTERM)
         out, err = process.communicate(timeout=10)
-    assert 0.9 < time.monotonic() - start < 8
+    assert LAST_WORDS_SECONDS < time.monotonic() - start < 8
     assert process.returncode == 0
-    assert out == "stopping\nclosed\n"
+    assert out == "stopping\nending\nclosed\n"
     assert "Traceback" not in err
 
 
-def interrupt_twice(process: subprocess.Popen[str], url: str) -> None:
-    """Two interrupts during one streamed answer, and a new connection between them."""
+def stop_twice(
+    process: subprocess.Popen[str], url: str, first: signal.Signals, second: signal.Signals
+) -> None:
+    """Two signals during one streamed answer, and new requests between them."""
     assert process.stdout
     with httpx.stream("GET", f"{url}/60", timeout=10) as response:
         for _ in response.iter_raw():
-            process.send_signal(signal.SIGINT)
+            process.send_signal(first)
             assert process.stdout.readline() == "stopping\n"
             time.sleep(0.3)
-            # Refused as soon as it stops, so that a balancer moves on.
-            with pytest.raises(httpx.ConnectError):
-                httpx.get(url)
-            process.send_signal(signal.SIGINT)
+            # The app goes on answering, if only to refuse.
+            assert httpx.get(url).text == "first last"
+            process.send_signal(second)
 
 
-def test_a_second_interrupt_does_not_wait() -> None:
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (signal.SIGINT, signal.SIGINT),
+        (signal.SIGTERM, signal.SIGTERM),
+        (signal.SIGTERM, signal.SIGINT),
+    ],
+)
+def test_a_second_signal_does_not_wait(first: signal.Signals, second: signal.Signals) -> None:
     with running(grace_seconds=60) as (process, url):
         start = time.monotonic()
         with pytest.raises(httpx.RemoteProtocolError):
-            interrupt_twice(process, url)
+            stop_twice(process, url, first, second)
         out, err = process.communicate(timeout=10)
     assert time.monotonic() - start < 8
     assert out == "interrupted\nclosed\n"
@@ -129,14 +163,18 @@ def test_a_second_interrupt_does_not_wait() -> None:
     assert [line for line in err.splitlines() if "WARNING" in line or "ERROR" in line] == [
         line
         for line in err.splitlines()
-        if "stopped by a second Ctrl+C: 1 running requests are cut off" in line
+        if "stopped by a second signal: 1 running requests are cut off" in line
     ]
     assert "cut off" in err
 
 
 def test_an_app_that_does_not_start_is_a_startup_error() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, "0", "failed"], capture_output=True, text=True, check=False, timeout=20
+        [sys.executable, "-c", SCRIPT, "0", "failed", "obey"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
     )
     assert "StartupError: the web application did not start" in done.stderr
     assert "listening on" not in done.stderr
@@ -182,7 +220,7 @@ def test_the_engine_yields_the_interpreter_soon_while_the_server_runs(
     monkeypatch.setattr(listening._Server, "run", lambda *_, **__: seen.append(sys.getswitchinterval()))
     before = sys.getswitchinterval()
     with bind("127.0.0.1", 0) as listener:
-        run_app(None, listener, 0, lambda: None)
+        run_app(None, listener, Stopping(0, lambda: None, lambda: None))
     assert seen == [pytest.approx(SWITCH_SECONDS)]
     assert before > 2 * SWITCH_SECONDS
     assert sys.getswitchinterval() == before

@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Any, Literal
 
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+from tests.engine.answers import build_scripted
 from tests.engines import build_llm, load_tiny
+from tests.scripted import fixed
 from tests.server.engines import serving
 
 MESSAGES: Any = [{"role": "user", "content": "one two one two"}]
@@ -60,6 +64,32 @@ def test_a_schema_whole_streamed_and_without_speculation(client: openai.OpenAI) 
         assert list(value) == ["x", "y"]
         assert 0 <= value["x"] <= 99
         assert value["y"] in ("up", "down")
+
+
+@pytest.mark.parametrize("draft", [b"```", b'{"?', b'{"x": up'])
+def test_drafts_that_the_format_forbids_harm_nobody_in_a_full_batch(draft: bytes) -> None:
+    llm, _ = build_scripted(fixed(draft), load_tiny(max_model_len=512), num_kv_blocks=1024, max_num_seqs=10)
+    with (
+        serving(llm) as server,
+        httpx.Client(base_url=f"{server.url}/v1", timeout=60) as http,
+        ThreadPoolExecutor(10) as pool,
+    ):
+
+        def ask(seed: int, enabled: bool) -> tuple[int, str]:
+            body = {
+                "messages": MESSAGES,
+                "seed": seed,
+                "max_tokens": 40,
+                "response_format": AS_POINT if seed % 2 else {"type": "json_object"},
+                "speculation": {"enabled": enabled},
+            }
+            answer = http.post("/chat/completions", json=body)
+            return answer.status_code, json.dumps(answer.json()["choices"])
+
+        plain = [ask(seed, False) for seed in range(10)]
+        drafted = list(pool.map(lambda seed: ask(seed, True), range(10)))
+    assert {status for status, _ in plain} == {200}
+    assert drafted == plain
 
 
 class Colour(StrEnum):
