@@ -60,12 +60,18 @@ class TargetReader:
         self._num_blocks = -(-max(PASS_TOKENS, model.max_model_len) // _BLOCK_SIZE) + PASS_TOKENS
         cache = PagedKVCache(model.layers, self._num_blocks, _BLOCK_SIZE, model.dtype, model.device)
         backend = choose_backend(model.operators, model.device)
-        self._runner = ModelRunner(model.module, cache, backend, model.vocab_size, model.operators)
+        self._runner = ModelRunner(
+            model.module, cache, backend, model.vocab_size, model.operators, model.weights
+        )
         self._tap = self._runner.tap(HiddenSelection(self.features, last=True))
 
     @torch.inference_mode()
     def read(self, rows: Sequence[Row]) -> list[Captured]:
         """Runs sequences, of which several share a pass only if they fit into one together."""
+        with self._runner.threads:
+            return self._read(rows)
+
+    def _read(self, rows: Sequence[Row]) -> list[Captured]:
         if len(rows) == 1 and len(rows[0].token_ids) > PASS_TOKENS:
             return [self._read_long(rows[0])]
         slices, first = [], 0
