@@ -62,12 +62,13 @@ class LLM:
         engine: What to run.
 
     Attributes:
+        core: The engine, for whoever wants to step it.
         model: What it runs.
         stats: What the last call of `generate` did, all its steps together.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._core = engine.core
+        self.core = engine.core
         self._tokenizer = engine.tokenizer
         self._ids = count()
         self.model: ModelInfo = engine.model
@@ -95,7 +96,7 @@ class LLM:
         Raises:
             InvalidRequest: The engine runs without speculation.
         """
-        return self._core.planner_report()
+        return self.core.planner_report()
 
     def generate(
         self,
@@ -119,15 +120,15 @@ class LLM:
             for prompt, wishes in zip(prompts, each, strict=True):
                 ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
                 request_id = f"llm-{next(self._ids)}"
-                self._core.add_request(request_id, ids, wishes)
+                self.core.add_request(request_id, ids, wishes)
                 answers[request_id] = Completion(ids)
             while any(answer.finish_reason is None for answer in answers.values()):
-                for output in self._core.step():
+                for output in self.core.step():
                     answers[output.request_id].add(output)
         finally:
             # Nothing to abort after a clean run; after an exception the engine must be left empty.
             for request_id, answer in answers.items():
                 if answer.finish_reason is None:
-                    self._core.abort(request_id)
-        self.stats = self._core.take_stats()
+                    self.core.abort(request_id)
+        self.stats = self.core.take_stats()
         return list(answers.values())

@@ -113,7 +113,7 @@ def load_tiny_head(name: str, target: LoadedModel) -> LoadedHead:
 
 def drafter_of(llm: LLM) -> Drafter:
     """The configured method; those that draft before it are others."""
-    drafting = llm._core._drafting
+    drafting = llm.core._drafting
     assert drafting is not None
     return drafting._drafters[-1]
 

@@ -16,7 +16,7 @@ def force(llm: LLM, prompt: Sequence[int], answer: Sequence[int], end: int) -> l
     Returns:
         The tokens of each pass from here on, as they come.
     """
-    runner = llm._core._runner
+    runner = llm.core._runner
     said = [*answer, end]
     sizes: list[int] = []
 

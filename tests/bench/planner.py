@@ -1,11 +1,10 @@
 """Throughput with speculation off, fixed and planned, side by side over the same weights, by concurrency.
 
-    python -m tests.bench.planner --model M [--draft-model D] [--lookup ngram] [--concurrency 1,2,4,8,16,32]
-        [--prompts FILE] [--max-tokens N] [--rounds N] [--plot FILE.png]
+    python -m tests.bench.planner --model M [--draft-model D | --eagle HEAD] [--lookup ngram]
+        [--concurrency 1,2,4,8,16,32] [--prompts FILE] [--max-tokens N] [--rounds N] [--plot FILE.png]
 
 At each concurrency so many prompts are answered together by each way in turn, round after round, so that a
-machine whose speed drifts slows all alike. A ratio is the median of the rounds' own ratios. With `--rise` the
-load rises and falls within one run: all requests begin together and end one after another.
+machine whose speed drifts slows all alike. A ratio is the median of the rounds' own ratios.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from engine.config import (
     SuffixSpeculation,
 )
 from engine.factory import assemble
+from engine.head_config import EagleSpeculation
 from engine.llm import LLM, Completion
 from engine.model.loader import load_causal_lm
 from engine.sampling_params import SamplingParams
@@ -89,31 +89,38 @@ def parse() -> argparse.Namespace:
         return [int(part) for part in text.split(",")]
 
     parser = argparse.ArgumentParser(prog="python -m tests.bench.planner", description=__doc__.split("\n")[0])
+    add_methods(parser)
+    parser.add_argument("--concurrency", type=numbers, default=[1, 2, 4, 8, 16, 32])
+    options = parser.parse_args()
+    options.max_num_seqs = max(options.concurrency)
+    return options
+
+
+def add_methods(parser: argparse.ArgumentParser) -> None:
+    """The flags that `build` reads, and those of a run."""
     parser.add_argument("--model", default=ModelConfig().model)
     parser.add_argument(
         "--method", choices=("ngram", "suffix"), default="ngram", help="without a draft model"
     )
     parser.add_argument("--draft-model", help="a draft model drafts instead")
+    parser.add_argument("--eagle", help="an EAGLE head drafts instead")
     parser.add_argument("--num-draft-tokens", type=int, help="default: the method's own")
     parser.add_argument("--lookup", choices=("none", "ngram", "suffix"), default="none")
-    parser.add_argument("--concurrency", type=numbers, default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--prompts", type=Path, help="a .json or .jsonl file; default: four of our own")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--rise", action="store_true", help="answers of unequal lengths, so that the load falls"
-    )
     parser.add_argument("--plot", type=Path, help="a PNG file to write")
-    return parser.parse_args()
 
 
-def build(options: argparse.Namespace) -> dict[str, LLM]:
+def build(options: argparse.Namespace, wanted: Sequence[str] = (OFF, FIXED, PLANNED)) -> dict[str, LLM]:
     """An engine per way, over the same weights."""
     length = {} if options.num_draft_tokens is None else {"num_draft_tokens": options.num_draft_tokens}
     speculation: SpeculationConfig
-    if options.draft_model:
+    if options.eagle:
+        speculation = EagleSpeculation(head=options.eagle, lookup=options.lookup, probe=False, **length)
+    elif options.draft_model:
         speculation = DraftModelSpeculation(
             draft_model=options.draft_model, lookup=options.lookup, probe=False, **length
         )
@@ -128,12 +135,12 @@ def build(options: argparse.Namespace) -> dict[str, LLM]:
         PLANNED: speculation.model_copy(update={"planner": "auto"}),
     }
     engines: dict[str, LLM] = {}
-    for way, each in ways.items():
+    for way in wanted:
         config = EngineConfig(
             model=model,
             cache=CacheConfig(prefix_caching=False, kv_cache_gb=1.0),
-            scheduler=SchedulerConfig(max_num_seqs=max(options.concurrency)),
-            speculation=each,
+            scheduler=SchedulerConfig(max_num_seqs=options.max_num_seqs),
+            speculation=ways[way],
         )
         own = [] if way == OFF else drafts
         engines[way] = LLM(assemble(config, target, own, calibrates=True))
@@ -147,12 +154,8 @@ def answered(
     wishes = SamplingParams(
         temperature=options.temperature, seed=0, max_tokens=options.max_tokens, ignore_eos=True
     )
-    each = [wishes] * len(prompts)
-    if options.rise:
-        step = options.max_tokens / len(prompts)
-        each = [replace(wishes, max_tokens=round(step * (place + 1))) for place in range(len(prompts))]
     began = time.perf_counter()
-    answers = llm.generate([prompt.token_ids for prompt in prompts], each)
+    answers = llm.generate([prompt.token_ids for prompt in prompts], wishes)
     return answers, time.perf_counter() - began
 
 

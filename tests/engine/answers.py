@@ -66,7 +66,7 @@ def run(
     llm: LLM, asked: Asked, after_step: Callable[[StepStats], None] | None = None
 ) -> dict[str, Completion]:
     """Answers all requests together; the books are checked after every step."""
-    core = llm._core
+    core = llm.core
     answers: dict[str, Completion] = {}
     for request_id, (prompt, params) in asked.items():
         core.add_request(request_id, prompt, params)
@@ -90,7 +90,7 @@ def essence(answer: Completion) -> tuple[object, ...]:
 
 def assert_clean(llm: LLM) -> None:
     """No part of the engine remembers a request."""
-    core = llm._core
+    core = llm.core
     scheduler = core.scheduler
     scheduler.check_integrity()
     assert not scheduler.has_work

@@ -35,7 +35,7 @@ def watched(runner: ModelRunner) -> list[int]:
 
 def answer_with_a_late_comer(llm: LLM) -> dict[str, Completion]:
     """Eight requests decode; a long prompt arrives in their middle."""
-    core = llm._core
+    core = llm.core
     prompts = {f"short {i}": prompt for i, prompt in enumerate(SHORT)}
     for request_id, prompt in prompts.items():
         core.add_request(request_id, prompt, WISHES)
@@ -69,7 +69,7 @@ def test_no_step_exceeds_the_budget(k: int, budget: int) -> None:
     llm, _ = build_scripted(
         scripts, target(MAX_MODEL_LEN), k, max_num_batched_tokens=budget, max_num_seqs=9, num_kv_blocks=400
     )
-    sizes = watched(llm._core._runner)
+    sizes = watched(llm.core._runner)
     answers = answer_with_a_late_comer(llm)
     assert max(sizes) <= budget
     # The budget is used: with drafts the long prompt does not fit behind eight tokens a step.
@@ -87,10 +87,10 @@ def test_neither_the_target_nor_the_draft_model_exceeds_the_budget() -> None:
         max_num_seqs=9,
         num_kv_blocks=400,
     )
-    assert llm._core._drafting is not None
-    speculator = llm._core._drafting._drafters[-1].speculator
+    assert llm.core._drafting is not None
+    speculator = llm.core._drafting._drafters[-1].speculator
     assert isinstance(speculator, DraftModelSpeculator)
-    targets, drafts = watched(llm._core._runner), watched(speculator._runner)
+    targets, drafts = watched(llm.core._runner), watched(speculator._runner)
     answers = answer_with_a_late_comer(llm)
     assert max(targets) <= 64
     assert max(drafts) <= 64

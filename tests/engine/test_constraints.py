@@ -214,7 +214,7 @@ def test_a_dead_end_fails_its_request_and_no_other(method: str, monkeypatch: pyt
         return [mask and bytes(len(mask)) for mask in truth(self, paths)]
 
     llm = engine(method)
-    core = llm._core
+    core = llm.core
     core.add_request("doomed", PROMPT, replace(CERTAIN, max_tokens=40))
     core.add_request("free", PROMPT, SamplingParams(temperature=0, max_tokens=12))
     monkeypatch.setattr(Matcher, "masks", nothing_behind_the_first)

@@ -166,7 +166,7 @@ def test_behind_cached_blocks(method: str, block_size: int) -> None:
 def test_after_preemption(method: str) -> None:
     llm = build_llm(method, num_kv_blocks=33)
     seen = record(llm)
-    core = llm._core
+    core = llm.core
     taken = []
     core.take_stats, take = lambda: taken.append(take()) or taken[-1], core.take_stats  # type: ignore
     llm.generate(PROMPTS, WISHES)
@@ -179,7 +179,7 @@ def test_after_preemption(method: str) -> None:
 def test_beside_neighbours_that_are_aborted(method: str) -> None:
     llm = build_llm(method, num_kv_blocks=60)
     seen = record(llm)
-    core = llm._core
+    core = llm.core
     for index, prompt in enumerate(PROMPTS):
         core.add_request(f"{index}", llm.tokenizer.encode(prompt), WISHES)
     for step in range(12):
@@ -326,7 +326,7 @@ def another_boundary(core: EngineCore) -> None:
 @pytest.mark.parametrize("plant", [shifted, first_layer_twice, not_computed_again, another_boundary])
 def test_planted_errors_are_found(plant) -> None:  # type: ignore[no-untyped-def]
     llm = build_llm("eagle3", target=load_tiny())
-    plant(llm._core)
+    plant(llm.core)
     seen = record(llm)
     for seed in range(2):
         llm.generate(PROMPTS, replace(WISHES, seed=seed))

@@ -32,8 +32,8 @@ class FlakyForward:
 
     def __init__(self, llm: LLM) -> None:
         self.fails = False
-        self._forward = llm._core._runner.forward
-        llm._core._runner.forward = self  # type: ignore[method-assign]
+        self._forward = llm.core._runner.forward
+        llm.core._runner.forward = self  # type: ignore[method-assign]
 
     def __call__(self, batch: InputBatch) -> torch.Tensor:
         rows = self._forward(batch)
@@ -90,7 +90,7 @@ def random_params(rng: random.Random, method: str) -> SamplingParams:
 def test_the_pool_is_whole_after_each_of_many_requests(method: str) -> None:
     rng = random.Random(1)
     llm = build(method, rng, block_size=16, num_kv_blocks=24)
-    core, flaky = llm._core, FlakyForward(llm)
+    core, flaky = llm.core, FlakyForward(llm)
     reasons: Counter[str] = Counter()
     for number in range(300):
         request_id = f"r{number}"
@@ -139,7 +139,7 @@ class Trace:
             max_num_seqs=min(6, budget),
             prefix_caching=rng.random() < 0.75,
         )
-        self.core = self.llm._core
+        self.core = self.llm.core
         self.flaky = FlakyForward(self.llm)
         self.asked: dict[str, tuple[tuple[int, ...], SamplingParams]] = {}
         self.answers: dict[str, Completion] = {}
@@ -238,7 +238,7 @@ def test_random_traces(method: str) -> None:
 
 def test_refused_requests_leave_nothing() -> None:
     llm = build("draft_model", random.Random(0))
-    core = llm._core
+    core = llm.core
     ok = SamplingParams(max_tokens=2)
     core.add_request("a", [97], ok)
     for request_id, prompt, params in [
@@ -262,7 +262,7 @@ def test_refused_requests_leave_nothing() -> None:
 
 def test_a_failed_step_ends_its_own_requests_only() -> None:
     llm = build("draft_model", random.Random(0), max_num_seqs=2)
-    core, flaky = llm._core, FlakyForward(llm)
+    core, flaky = llm.core, FlakyForward(llm)
     params = SamplingParams(temperature=0.9, seed=1, max_tokens=9, ignore_eos=True)
     prompts = {name: tuple(name.encode()) for name in ("one", "two", "three")}
     for name, prompt in prompts.items():

@@ -147,7 +147,7 @@ def test_chunked_prompts_and_tight_budgets(method: str, budget: int) -> None:
 def test_preemption_changes_nothing(method: str, option: str) -> None:
     expected = [essence(answer) for answer in plain_answers(option)]
     llm = build_llm(method, num_kv_blocks=33)
-    core = llm._core
+    core = llm.core
     taken = []
     core.take_stats, take = lambda: taken.append(take()) or taken[-1], core.take_stats  # type: ignore
     answers = llm.generate(PROMPTS, OPTIONS[option])
@@ -272,7 +272,7 @@ def test_weights_of_another_type_are_another_model() -> None:
 def test_aborted_neighbours_change_nothing(method: str) -> None:
     expected = [essence(answer) for answer in plain_answers("seeded")]
     llm = build_llm(method, num_kv_blocks=40)
-    core = llm._core
+    core = llm.core
     answers = {f"kept-{i}": Completion([]) for i in range(4)}
     for i in range(4):
         core.add_request(f"kept-{i}", llm.tokenizer.encode(PROMPTS[i]), SEEDED)

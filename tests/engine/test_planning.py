@@ -61,8 +61,8 @@ class Whimsical:
 
 
 def with_planner(llm: LLM, planner: object) -> LLM:
-    assert llm._core._drafting is not None
-    llm._core._drafting._planner = planner  # type: ignore[assignment]
+    assert llm.core._drafting is not None
+    llm.core._drafting._planner = planner  # type: ignore[assignment]
     return llm
 
 
@@ -154,7 +154,7 @@ class Nothing(Whimsical):
 
 def test_where_nothing_is_granted_no_draft_is_computed_and_the_cache_catches_up_later() -> None:
     llm = build_llm("draft_model")
-    core = llm._core
+    core = llm.core
     drafting = core._drafting
     assert drafting is not None
     speculator = drafting._drafters[-1].speculator
@@ -180,7 +180,7 @@ def test_where_nothing_is_granted_no_draft_is_computed_and_the_cache_catches_up_
 def clocked(llm: LLM, seconds_per_row: float) -> LLM:
     """An engine whose passes take as long as its rows say, and whose everything else takes nothing."""
     now = [0.0]
-    core = llm._core
+    core = llm.core
 
     def clock() -> float:
         return now[0]
@@ -226,7 +226,7 @@ def test_steps_are_predicted_and_reported() -> None:
     wishes = replace(GREEDY, max_tokens=90)
     run(llm, {"a": (PROMPT, wishes)}, note)
     assert sum(errors[-20:]) / 20 < 0.1
-    report = llm._core.planner_report()
+    report = llm.core.planner_report()
     assert report.planner == "auto"
     assert [method.method for method in report.methods] == ["prediction", "grammar", "draft_model"]
     assert sum(count.num_steps for count in report.outcomes) > 20

@@ -49,7 +49,7 @@ def sampled(
         allow_lossy=True,
     )
     if wrap is not None:
-        _wrap(llm._core, wrap)
+        _wrap(llm.core, wrap)
     counts = torch.zeros([VOCAB] * DEPTH, dtype=torch.float64)
     drafted = accepted = 0
     for begin in range(0, num_seeds, 100):

@@ -21,7 +21,7 @@ def ask(llm: LLM, **changed: object) -> Completion:
 
 
 def store_of(llm: LLM) -> TextStore:
-    drafting = llm._core._drafting
+    drafting = llm.core._drafting
     assert drafting is not None
     store = drafting._drafters[-1].needs.text_store
     assert store is not None
@@ -51,7 +51,7 @@ def test_a_request_without_speculation_leaves_no_text() -> None:
 
 def test_a_preempted_text_is_entered_once_and_at_its_end() -> None:
     llm = build_llm("suffix", num_kv_blocks=33)
-    core = llm._core
+    core = llm.core
     for number in range(3):
         core.add_request(f"r{number}", llm.tokenizer.encode(PROMPT), replace(WISHES, seed=number))
     num_preempted = num_ended = 0
@@ -65,7 +65,7 @@ def test_a_preempted_text_is_entered_once_and_at_its_end() -> None:
 
 def test_an_aborted_answer_counts_as_far_as_it_came() -> None:
     llm = build_llm("suffix")
-    core = llm._core
+    core = llm.core
     core.add_request("gone", llm.tokenizer.encode(PROMPT), WISHES)
     for _ in range(3):
         core.step()

@@ -133,14 +133,14 @@ def test_it_leaves_no_trace(tmp_path: Path) -> None:
 def test_it_ends_in_time_and_leaves_no_request() -> None:
     llm = build_llm("draft_model")
     times = iter(range(0, 1000, int(MAX_SECONDS)))
-    result = probe_speculation(llm._core, llm.tokenizer, lambda: next(times))
+    result = probe_speculation(llm.core, llm.tokenizer, lambda: next(times))
     assert result.num_drafts == (MIN_STEPS - 1) * len(PROMPTS) == MIN_DRAFTS
     assert_clean(llm)
 
 
 def test_prompts_that_the_context_cannot_hold_are_left_out() -> None:
     llm = build_llm("draft_model", target=load_tiny(max_model_len=40), draft=load_tiny(max_model_len=40))
-    result = probe_speculation(llm._core, llm.tokenizer)
+    result = probe_speculation(llm.core, llm.tokenizer)
     assert result.num_drafts > 0
     assert result.acceptance == 1.0
     assert_clean(llm)

@@ -53,8 +53,8 @@ def test_near_the_end_a_tree_loses_levels_and_keeps_its_siblings(
     model = target(max_model_len)
     wishes = replace(wishes, max_tokens=min(40, max_model_len - len(PROMPT)))
     llm = build_llm(WIDE, target=model, draft=load_tiny(noise=0.1, max_model_len=128))
-    assert llm._core._drafting is not None
-    drafter = llm._core._drafting._drafters[-1]
+    assert llm.core._drafting is not None
+    drafter = llm.core._drafting._drafters[-1]
     watching = drafter.speculator = Watching(drafter.speculator)
     levels = [0, 4, 12, 20, 28]
     depths: set[int] = set()

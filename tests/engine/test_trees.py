@@ -113,7 +113,7 @@ def cached_rows(core: EngineCore, count: int) -> list[torch.Tensor]:
 
 
 def stopped_before_the_end(llm: LLM, wishes: SamplingParams, num_output: int) -> EngineCore:
-    core = llm._core
+    core = llm.core
     core.add_request("a", PROMPT, wishes)
     while not core.scheduler.running or core.scheduler.running[0].num_output_tokens < num_output:
         core.step()

@@ -133,7 +133,7 @@ def test_padding_is_never_sampled_or_drafted(method: str, rule: Acceptance) -> N
     )
     wishes = [replace(hot, seed=seed) for seed in range(12)] + [replace(hot, temperature=0.0)]
     llm = build_llm(method, target=padded(), draft=padded(noise=0.05), allow_lossy=True)
-    drafting = llm._core._drafting
+    drafting = llm.core._drafting
     watched = None
     if drafting is not None and method != "none":
         watched = drafting._drafters[-1].speculator = Watched(drafting._drafters[-1].speculator)

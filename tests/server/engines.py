@@ -13,7 +13,7 @@ from tests.server.running import RunningServer, running_server
 @contextmanager
 def serving(llm: LLM, name: str = "tiny") -> Iterator[RunningServer]:
     """Serves an engine under a model's name while the block runs."""
-    engine = AsyncEngine(llm._core, llm.model, llm.tokenizer)
+    engine = AsyncEngine(llm.core, llm.model, llm.tokenizer)
     app = create_app(engine, AppSettings(served_model_name=name), new_metrics(engine))
     engine.start()
     try:

@@ -28,7 +28,7 @@ BODY = {
 def url(start_server: StartServer) -> Iterator[str]:
     """A server that drafts from earlier answers."""
     llm = build_llm("suffix", num_draft_tokens=8)
-    with closing(AsyncEngine(llm._core, llm.model, llm.tokenizer)) as engine:
+    with closing(AsyncEngine(llm.core, llm.model, llm.tokenizer)) as engine:
         engine.start()
         yield start_server(engine, AppSettings()).url
 

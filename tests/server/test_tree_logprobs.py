@@ -42,7 +42,7 @@ def servers() -> Iterator[dict[str, httpx.Client]]:
         clients = {}
         for method in ("none", *METHODS):
             llm = build_llm(method, target=target, draft=draft)
-            engine = stack.enter_context(closing(AsyncEngine(llm._core, llm.model, llm.tokenizer)))
+            engine = stack.enter_context(closing(AsyncEngine(llm.core, llm.model, llm.tokenizer)))
             engine.start()
             app = create_app(engine, AppSettings(), new_metrics(engine))
             server = stack.enter_context(running_server(app))
