@@ -61,12 +61,39 @@ inline void transpose(const float* const* sources, float* target, int64_t stride
 #endif
 }
 
-// Has memory brought near that is read soon: slots lie apart, and no processor guesses the next.
-inline void prefetch(const float* source, int64_t count) {
+// Memory that is read soon, to be brought near bit by bit beside the arithmetic: asked for all at once, it would have
+// the arithmetic wait. Slots lie apart, so that no processor guesses by itself what comes next.
+class Ahead {
+ public:
+  void clear() { num_rows_ = row_ = line_ = 0; }
+
+  void add(const float* row, int64_t size) {
+    rows_[num_rows_] = reinterpret_cast<const char*>(row);
+    lines_[num_rows_++] = (size * sizeof(float) + LINE - 1) / LINE;
+  }
+
+  // Asks for the next `count` lines of what was added.
+  void ask(int64_t count) {
 #ifdef __AVX__
-  for (int64_t i = 0; i < count; i += 16) _mm_prefetch(reinterpret_cast<const char*>(source + i), _MM_HINT_T1);
+    for (; count > 0 && row_ < num_rows_; --count) {
+      _mm_prefetch(rows_[row_] + line_ * LINE, _MM_HINT_T1);
+      if (++line_ == lines_[row_]) line_ = 0, ++row_;
+    }
 #endif
-}
+  }
+
+  int64_t num_lines() const {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < num_rows_; ++i) sum += lines_[i];
+    return sum;
+  }
+
+ private:
+  static constexpr int64_t LINE = 64;  // Bytes.
+  const char* rows_[2 * TILE];
+  int64_t lines_[2 * TILE];
+  int64_t num_rows_ = 0, row_ = 0, line_ = 0;
+};
 
 inline float add_lanes(Lanes x) { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
 
@@ -204,7 +231,8 @@ class Worker {
     for (int64_t base = first / TILE * TILE; base < count; base += TILE) {
       if (base < shared) {
         const int64_t length = std::min(TILE, count - base);
-        call_for(span.context + base + TILE, std::min(TILE, count - base - length), first_head, end_head);
+        look_ahead(span.context + base + TILE, std::min(TILE, count - base - length), first_head, end_head,
+                   rows.size() * shape_.group);
         for (int64_t head = first_head; head < end_head; ++head) {
           fetch(span.context + base, length, head);
           step(rows.data(), rows.size(), &queries[(head - first_head) * rows.size() * shape_.group], base);
@@ -248,14 +276,18 @@ class Worker {
     return length;
   }
 
-  // Has the keys and values of a tile brought near.
-  void call_for(const int64_t* slots, int64_t length, int64_t first_head, int64_t end_head) const {
+  // Plans to bring the keys and values of a tile near, while that before it is worked on.
+  void look_ahead(const int64_t* slots, int64_t length, int64_t first_head, int64_t end_head, int64_t num_queries) {
     const int64_t heads = end_head - first_head;
+    ahead_.clear();
     for (int64_t i = 0; i < length; ++i) {
       const int64_t head = slots[i] * shape_.num_kv_heads + first_head;
-      prefetch(keys_ + head * shape_.key_dim, heads * shape_.key_dim);
-      prefetch(values_ + head * shape_.value_dim, heads * shape_.value_dim);
+      ahead_.add(keys_ + head * shape_.key_dim, heads * shape_.key_dim);
+      ahead_.add(values_ + head * shape_.value_dim, heads * shape_.value_dim);
     }
+    // Per head: where keys are turned around, where scores are computed, where values are added.
+    const int64_t moments = heads * (TILE / WIDTH + (num_queries + 3) / 4 * (TILE / GROUP) + num_queries);
+    lines_at_a_time_ = ahead_.num_lines() / moments + 1;
   }
 
   // Transposes a tile's keys, [key_dim, TILE], and notes where its values are.
@@ -264,6 +296,7 @@ class Worker {
     for (int64_t i = 0; i < length; ++i)
       tile_values_[i] = values_ + (slots[i] * shape_.num_kv_heads + kv_head) * shape_.value_dim;
     for (int64_t begin = 0; begin < length; begin += WIDTH) {
+      ahead_.ask(lines_at_a_time_);
       const float* keys[WIDTH];
       for (int64_t i = 0; i < WIDTH; ++i)  // Behind the end any key will do: its scores are not used.
         keys[i] = keys_ + (slots[std::min(begin + i, length - 1)] * shape_.num_kv_heads + kv_head) * key_dim;
@@ -283,6 +316,7 @@ class Worker {
     for (int64_t r = 0; r < num_rows; ++r) used = std::max(used, std::min(TILE, rows[r].count - base));
     for (int64_t q = 0; q < num_queries; q += 4)
       for (int64_t key = 0; key < used; key += GROUP) {
+        ahead_.ask(lines_at_a_time_);
         const float* keys = tile_keys_.data() + key;
         float* scores = scores_.data() + q * TILE + key;
         switch (num_queries - q) {
@@ -298,6 +332,7 @@ class Worker {
       if (from >= to) continue;
       float* scores = scores_.data() + q * TILE;
       softmax_step(scores, from, to, options_, queries[q]);
+      ahead_.ask(lines_at_a_time_);
       add_all_values(queries[q].out, queries[q].rescale, scores, tile_values_, from, to, shape_.value_dim);
     }
   }
@@ -308,6 +343,8 @@ class Worker {
   const float* values_;
   std::vector<float> tile_keys_, scores_;
   const float* tile_values_[TILE];
+  Ahead ahead_;
+  int64_t lines_at_a_time_ = 0;
 };
 
 }  // namespace
