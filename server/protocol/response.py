@@ -53,8 +53,8 @@ class TextFormat(RequestModel):
             if (self.type == "json_schema") != (value is not None):
                 raise PydanticCustomError(
                     "text_format",
-                    "a format of type '{type}' {verb} a {field}",
-                    {"field": field, "type": self.type, "verb": "needs" if value is None else "takes no"},
+                    "a format of type '{type}' {verb} {field}",
+                    {"field": field, "type": self.type, "verb": "needs a" if value is None else "takes no"},
                 )
         return self
 
@@ -104,6 +104,13 @@ class FunctionTool(Function):
                 {"field": "type", "kind": kind[:40]},
             )
         return values
+
+    @property
+    def function(self) -> Function:
+        """The function alone."""
+        return Function(
+            name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
+        )
 
 
 class ChosenFunction(RequestModel):

@@ -31,7 +31,7 @@ ItemText = Annotated[
                     "items": {
                         "type": "object",
                         "properties": {
-                            "type": {"enum": ["input_text", "output_text"]},
+                            "type": {"type": "string", "enum": ["input_text", "output_text"]},
                             "text": {"type": "string"},
                         },
                         "required": ["type", "text"],

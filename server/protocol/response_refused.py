@@ -63,6 +63,5 @@ REFUSED_IN_REASONING = (
 
 REFUSED_IN_STREAM_OPTIONS = (
     RefusedField("include_obfuscation", (False,), "events are as long as what they say"),
-    RefusedField("include_usage", (), "the last event always has it"),
     RefusedField("continuous_usage_stats", (False,), "the last event has the usage"),
 )

@@ -47,9 +47,9 @@ def as_chat(
         max_completion_tokens=request.max_output_tokens,
         response_format=request.text.format.as_chat,
         tools=[
-            Tool(type="function", function=function)
-            for function in request.tools
-            if allowed is None or function.name in allowed
+            Tool(type="function", function=tool.function)
+            for tool in request.tools
+            if allowed is None or tool.name in allowed
         ],
         tool_choice=_choice(choice),
         parallel_tool_calls=request.parallel_tool_calls,
