@@ -7,6 +7,7 @@ _INSTEAD = {
     "n_predict": "use max_output_tokens",
     "num_predict": "use max_output_tokens",
     "json_schema": "use text.format",
+    "truncate_prompt_tokens": "use truncation",
     "guided_json": "use structured_outputs.json or text.format",
 }
 """What this endpoint calls differently."""

@@ -9,9 +9,10 @@ from pydantic import TypeAdapter
 from engine.errors import InvalidRequest
 from server.protocol.base import FieldNames, SamplingRequest
 from server.protocol.chat import ChatCompletionRequest, ChatMessage
-from server.protocol.response import AllowedTools, ChosenFunction, ReasoningConfig, ResponseRequest
+from server.protocol.response import ResponseRequest
 from server.protocol.response_items import InputItem
 from server.protocol.response_object import FunctionCallItem, OutputItem, OutputMessage
+from server.protocol.response_parts import AllowedTools, ChosenFunction, ReasoningConfig
 from server.protocol.tools import EarlierFunctionCall, EarlierToolCall, NamedFunction, NamedTool, Tool
 from server.services.reasoning import has_thoughts
 

@@ -129,7 +129,7 @@ def test_a_response_says_what_was_asked_and_what_came(serve: Serve) -> None:
         "total_tokens": 47,
     }
     assert answer["speculation"]["steps"] == 5
-    expected = {
+    expected: dict[str, Any] = {
         "object": "response",
         "status": "completed",
         "error": None,

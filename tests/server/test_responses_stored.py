@@ -158,10 +158,15 @@ def test_a_server_that_keeps_none(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [{"max_stored_responses": 2}, {"max_stored_bytes": 3000}], ids=["by number", "by bytes"]
+    "settings",
+    [
+        AppSettings(served_model_name="fake", max_stored_responses=2),
+        AppSettings(served_model_name="fake", max_stored_bytes=3000),
+    ],
+    ids=["by number", "by bytes"],
 )
-def test_old_ones_make_room(serve: Serve, limits: dict[str, int]) -> None:
-    served = serve(FakeEngine(), settings=AppSettings(served_model_name="fake", **limits))
+def test_old_ones_make_room(serve: Serve, settings: AppSettings) -> None:
+    served = serve(FakeEngine(), settings=settings)
     names = [ask(served)["id"] for _ in range(3)]
     assert [served.http.get(f"{PATH}/{name}").status_code for name in names] == [404, 200, 200]
     # The second was used before the third, and then once more.
