@@ -53,6 +53,11 @@ class AnswerReader:
         """Calls that have begun."""
         return 0 if self._parser is None else self._parser.num_calls
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether what was read ends within a call."""
+        return self._parser is not None and self._parser.is_in_call
+
     def call_id(self, number: int) -> str:
         """The id of one of its calls."""
         assert self._plan is not None, "there are no calls without tools"

@@ -55,7 +55,8 @@ class ResponseWriter:
             events += self._write(Content(""))
         if self._unplaced and isinstance(self._open, MessageWriter):
             events += self._open.add("", self._take_logprobs())
-        return events + self._close(status)
+        is_whole_call = isinstance(self._open, CallWriter) and not self._reader.is_in_call
+        return events + self._close("completed" if is_whole_call else status)
 
     def _write(self, piece: Piece) -> list[AnyResponseEvent]:
         match piece:

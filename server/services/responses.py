@@ -151,7 +151,9 @@ class ResponseService:
             chat = await self._shortened(chat)
         [reader] = await self._prompter.readers(chat, head.id, scope)
         frame = ResponseFrame(request, head, is_stored=is_stored)
-        return _Turn(head.id, scope, frame, reader, messages if is_stored else None, count())
+        # What was left out would not fit into the next turn either.
+        kept = chat.messages[len(instructions) :] if is_stored else None
+        return _Turn(head.id, scope, frame, reader, kept, count())
 
     async def _shortened(self, chat: ChatCompletionRequest) -> ChatCompletionRequest:
         room = self._engine.model.max_model_len - (chat.max_completion_tokens or 1)

@@ -80,6 +80,11 @@ class ToolCallParser:
         """Calls that have begun."""
         return self._num_calls
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the text ends within a call."""
+        return self._reader is not None
+
     def feed(self, text: str) -> Parsed:
         """Takes the next piece of the answer."""
         self._text += text

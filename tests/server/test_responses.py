@@ -12,6 +12,7 @@ from engine.errors import Overloaded, RequestFailed
 from engine.sampling_params import ConstraintKind
 from tests.fakes import FakeEngine
 from tests.server.conftest import Served
+from tests.server.test_disconnect import eventually, expect_all_aborted, send, slow_engine
 from tests.server.test_reasoning import TEMPLATE as THINK_TEMPLATE
 from tests.server.test_tools import HERMES_TEMPLATE, TWO_CALLS, talking
 from tests.server.test_validation import error_of
@@ -180,6 +181,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"answer": TWO_CALLS.encode(), "chat_template": HERMES_TEMPLATE},
         {"tools": [WEATHER, CLOCK], "max_output_tokens": 75},
     ),
+    "a call, whole when it is cut": (
+        {"answer": TWO_CALLS.encode(), "chat_template": HERMES_TEMPLATE},
+        {"tools": [WEATHER, CLOCK], "max_output_tokens": TWO_CALLS.index("}}") + 4},
+    ),
     "thoughts": (
         {"answer": "<think>hm, é</think>\n\nYes.".encode(), "chat_template": THINK_TEMPLATE},
         {"include": ["message.output_text.logprobs"]},
@@ -233,6 +238,10 @@ def test_calls_are_items(serve: Serve) -> None:
     assert cut["status"] == "incomplete"
     assert TWO_CALLS[:75].endswith(cut["arguments"])
     assert cut["arguments"]
+    whole = one(serve, "a call, whole when it is cut")
+    assert whole["status"] == "incomplete"
+    assert [item["status"] for item in whole["output"]] == ["completed", "completed"]
+    assert json.loads(whole["output"][1]["arguments"]) == {"city": 'Brno{"', "days": 2}
 
 
 def test_thoughts_are_an_item_and_their_tokens_are_counted(serve: Serve) -> None:
@@ -448,13 +457,9 @@ def test_an_error_after_it_is_the_last_event(serve: Serve) -> None:
     assert post(served).status_code == 500
 
 
-def test_a_client_that_leaves_ends_the_request(serve: Serve) -> None:
-    served = serve(FakeEngine(answer=b"x" * 400, step_seconds=0.02))
-    with served.http.stream("POST", PATH, json={"input": "hi", "stream": True}) as response:
-        next(response.iter_bytes())
-        assert served.engine.active
-    for _ in range(200):
-        if not served.engine.active:
-            break
-        served.http.get("/health")
-    assert len(served.engine.aborted) == 1
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_the_request(serve: Serve, stream: bool) -> None:
+    served = serve(slow_engine())
+    with send(served, PATH, {"input": "hi", "stream": stream}):
+        eventually(lambda: bool(served.engine.active), "the request never started")
+    expect_all_aborted(served.engine, 1)

@@ -98,6 +98,22 @@ def test_calls_are_remembered_but_for_one_that_was_cut(serve: Serve) -> None:
     assert result == {"role": "tool", "content": "20", "tool_call_id": weather["call_id"], "name": "weather"}
 
 
+def test_what_did_not_fit_is_not_kept(serve: Serve) -> None:
+    served = serve(FakeEngine(max_model_len=128))
+    first = ask(served, input="one " + "x" * 40)
+    second = ask(
+        served,
+        input="two " + "x" * 60,
+        previous_response_id=first["id"],
+        truncation="auto",
+        instructions="Be",
+    )
+    ask(served, input="three", previous_response_id=second["id"], truncation="auto", max_output_tokens=1)
+    said = {"role": "assistant", "content": "Hello, world!"}
+    two, three = ({"role": "user", "content": text} for text in ("two " + "x" * 60, "three"))
+    assert served.engine.conversations[-1] == [two, said, three]
+
+
 def test_it_is_found_as_it_was_answered(served: Served) -> None:
     answer = ask(served, metadata={"a": "b"})
     where = f"{PATH}/{answer['id']}"
