@@ -37,6 +37,7 @@ REFUSED_IN_RESPONSES = (
     RefusedField("echo", (False,), "use /v1/completions"),
     RefusedField("suffix", ("",), "use /v1/completions"),
     RefusedField("return_token_ids", (False,), "use /v1/chat/completions"),
+    RefusedField("prompt_logprobs", (), "use echo with logprobs at /v1/completions"),
     RefusedField("continue_final_message", (False,), "use /v1/chat/completions"),
     RefusedField("add_generation_prompt", (True,), "use /v1/chat/completions"),
     RefusedField("separate_reasoning", (True,), "thoughts are items of their own"),
@@ -48,7 +49,7 @@ REFUSED_IN_RESPONSES = (
     *(
         RefusedField(field.name, field.harmless, _INSTEAD.get(field.name, field.hint))
         for field in REFUSED_EVERYWHERE
-        if field.name != "reasoning"
+        if field.name not in ("reasoning", "prompt_logprobs")
     ),
 )
 
