@@ -23,6 +23,8 @@ from server.middleware import (
 )
 from server.protocol.chat import ChatCompletionChunk, ChatCompletionRequest
 from server.protocol.completion import CompletionRequest
+from server.protocol.response import ResponseRequest
+from server.protocol.response_events import RESPONSE_EVENTS
 from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from server.routes.docs import docs_router
 from server.routes.generation import generation_router
@@ -30,13 +32,17 @@ from server.routes.models import models_router
 from server.routes.planner import planner_router
 from server.routes.probes import probes_router
 from server.routes.profile import profile_router
+from server.routes.responses import responses_router
 from server.routes.tokenization import tokenization_router
 from server.scopes import Scopes
 from server.services.admission import Admission
 from server.services.chat import ChatService
+from server.services.chat_prompt import ChatPrompter
 from server.services.completion import CompletionService
 from server.services.limits import Limits
 from server.services.models import ModelService
+from server.services.response_store import ResponseStore
+from server.services.responses import ResponseService
 from server.services.tokenization import TokenizationService
 from server.tools.formats import ToolParserName
 from server.tools.plan import ToolPlanner
@@ -52,6 +58,8 @@ class AppSettings:
         max_body_bytes: Longest request body.
         max_logprobs: Alternatives per token that a request may ask for.
         max_choices: Answers that one request may ask for: prompts times n.
+        max_stored_responses: Responses that are kept in memory; 0 keeps none.
+        max_stored_bytes: Memory that they may take together.
         profiling: Whether clients may ask for traces of steps and for the planner's table.
         tool_parser: How the model writes calls of functions; None reads it off its chat template.
     """
@@ -61,6 +69,8 @@ class AppSettings:
     max_body_bytes: int = 8 * 1024 * 1024
     max_logprobs: int = MAX_LOGPROBS
     max_choices: int = 1024
+    max_stored_responses: int = 1000
+    max_stored_bytes: int = 64 * 1024 * 1024
     profiling: bool = False
     tool_parser: ToolParserName | None = None
 
@@ -86,6 +96,10 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
     """
     models = ModelService(engine, settings.served_model_name)
     limits = Limits(settings.max_logprobs, settings.max_choices)
+    prompter = ChatPrompter(engine, limits, ToolPlanner(engine, settings.tool_parser))
+    completions, chat = CompletionService(engine, models, limits), ChatService(engine, models, prompter)
+    store = ResponseStore(settings.max_stored_responses, settings.max_stored_bytes)
+    scopes = Scopes()
     admission = Admission(engine)
     app = FastAPI(
         title="Outrider",
@@ -105,12 +119,8 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
     app.state.outrider = AppState(admission)
     add_exception_handlers(app)
     routers = [
-        generation_router(
-            CompletionService(engine, models, limits),
-            ChatService(engine, models, limits, ToolPlanner(engine, settings.tool_parser)),
-            admission,
-            Scopes(),
-        ),
+        generation_router(completions, chat, admission, scopes),
+        responses_router(ResponseService(engine, models, prompter, store), admission, scopes),
         models_router(models),
         tokenization_router(TokenizationService(engine, models)),
         probes_router(admission, metrics),
@@ -141,9 +151,11 @@ def _schema(app: FastAPI) -> dict[str, object]:
             [
                 (CompletionRequest, "validation"),
                 (ChatCompletionRequest, "validation"),
+                (ResponseRequest, "validation"),
                 (TokenizeRequest, "validation"),
                 (DetokenizeRequest, "validation"),
                 (ChatCompletionChunk, "serialization"),
+                *((event, "serialization") for event in RESPONSE_EVENTS),
             ],
             ref_template="#/components/schemas/{model}",
         )

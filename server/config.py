@@ -40,6 +40,14 @@ class HttpConfig(Section):
     max_logprobs: int = Field(
         MAX_LOGPROBS, ge=0, le=MAX_LOGPROBS, description="Alternatives per token that a request may ask for."
     )
+    max_stored_responses: int = Field(
+        1000,
+        ge=0,
+        description="Responses of /v1/responses that are kept in memory, those used last; 0 keeps none.",
+    )
+    max_stored_mb: float = Field(
+        64.0, gt=0, description="Memory that they may take together, conversations included, in MiB."
+    )
     shutdown_grace_seconds: int = Field(
         30,
         ge=0,

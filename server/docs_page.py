@@ -41,7 +41,7 @@ td.kind { min-width: 11rem; max-width: 17rem; overflow-wrap: anywhere; }
 td.text { min-width: 16rem; }
 .soft, .outer { color: var(--soft); }
 .must { color: var(--must); font-size: .85em; }
-.get { color: var(--get); } .post { color: var(--post); }
+.get { color: var(--get); } .post { color: var(--post); } .delete { color: var(--must); }
 table.narrow { width: auto; }
 @media (max-width: 44rem) { .wide th { display: none; } .wide tr { display: block; padding: .5rem 0;
   border-bottom: 1px solid var(--line); } .wide td { display: block; padding: .1rem 0; border: 0; }
@@ -176,7 +176,8 @@ def _errors(endpoints: Sequence[Endpoint]) -> str:
 def _curl(endpoint: Endpoint, base_url: str) -> str:
     url = shlex.quote(base_url + endpoint.example_path)
     if not endpoint.example_body:
-        return f"curl {url}"
+        method = "" if endpoint.method == "GET" else f"-X {endpoint.method} "
+        return f"curl {method}{url}"
     body = shlex.quote(endpoint.example_body)
     return f"curl {url} \\\n  -H 'Content-Type: application/json' \\\n  -d {body}"
 

@@ -136,8 +136,10 @@ class _Reader:
     def _answer(self, status: int, entry: Node) -> Answer:
         media_types: dict[tuple[FieldRow, ...], list[str]] = {}
         for media_type, content in entry.get("content", {}).items():
-            rows = tuple(self._rows(content.get("schema", {}), "", (), asked=False))
-            media_types.setdefault(rows, []).append(media_type)
+            schema = content.get("schema", {})
+            for kind in schema.get("anyOf", [schema]):
+                rows = tuple(self._rows(kind, "", (), asked=False))
+                media_types.setdefault(rows, []).append(media_type)
         bodies = tuple(Body(" and ".join(types), rows) for rows, types in media_types.items())
         return Answer(status, entry["description"], bodies)
 

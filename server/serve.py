@@ -45,6 +45,8 @@ def serve(loaded: LoadedConfig) -> None:
             max_body_bytes=int(http.max_body_mb * 2**20),
             max_logprobs=http.max_logprobs,
             max_choices=http.max_choices,
+            max_stored_responses=http.max_stored_responses,
+            max_stored_bytes=int(http.max_stored_mb * 2**20),
             profiling=http.profiling,
             tool_parser=http.tool_parser,
         )

@@ -1,7 +1,8 @@
 """Server-sent events."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
@@ -10,6 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from server.disconnect import until_disconnect
 from server.errors import as_api_error
+from server.protocol.response_events import ResponseEvent
+
+AnyEvent = TypeVar("AnyEvent", bound=BaseModel)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -18,7 +22,17 @@ DONE = b"data: [DONE]\n\n"
 _HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 
 
-class EventStream(Response):
+def data_frame(event: BaseModel) -> bytes:
+    """A model as an event without a name."""
+    return b"data: %b\n\n" % as_json(event)
+
+
+def named_frame(event: ResponseEvent) -> bytes:
+    """A model as an event that its type names."""
+    return b"event: %b\n%b" % (event.type.encode(), data_frame(event))
+
+
+class EventStream(Response, Generic[AnyEvent]):
     """Sends models as events, those of one batch in one write, and [DONE] at the end.
 
     The answer's head waits for the first batch: an error before it is raised, and so becomes an ordinary
@@ -27,14 +41,23 @@ class EventStream(Response):
 
     Args:
         batches: What to send; closed in every case.
+        frame: How a model is written.
+        end: What is sent when all is well, behind the last.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, batches: AsyncGenerator[Sequence[BaseModel], None]) -> None:
+    def __init__(
+        self,
+        batches: AsyncGenerator[Sequence[AnyEvent], None],
+        frame: Callable[[AnyEvent], bytes] = data_frame,
+        end: bytes = DONE,
+    ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._batches = batches
+        self._frame = frame
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers the request."""
@@ -48,23 +71,19 @@ class EventStream(Response):
             await send(
                 {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             )
-            await _write(send, _frames(first))
+            await self._write(send, first)
             try:
                 async for batch in batches:
-                    await _write(send, _frames(batch))
-                end = DONE
+                    await self._write(send, batch)
+                end = self._end
             except Exception as error:
-                end = _frames([as_api_error(error).body])
+                end = data_frame(as_api_error(error).body)
         await send({"type": "http.response.body", "body": end})
 
-
-async def _write(send: Send, body: bytes) -> None:
-    if body:
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-def _frames(events: Sequence[BaseModel]) -> bytes:
-    return b"".join(b"data: %b\n\n" % as_json(event) for event in events)
+    async def _write(self, send: Send, events: Sequence[AnyEvent]) -> None:
+        body = b"".join(map(self._frame, events))
+        if body:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 def as_json(model: BaseModel) -> bytes:

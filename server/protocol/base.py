@@ -1,7 +1,8 @@
-"""What the requests of both endpoints have in common."""
+"""What the requests of the endpoints that generate have in common."""
 
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -62,8 +63,26 @@ class SpeculationOptions(RequestModel):
     )
 
 
-class GenerationRequest(RequestModel):
-    """The fields of both endpoints. Keys beyond them are kept by name, to be listed as ignored."""
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """What an endpoint calls some of its fields, for errors about them.
+
+    Attributes:
+        prompt: What is to be continued.
+        max_tokens: The limit of the answer.
+        response_format: What the answer's text must be.
+    """
+
+    prompt: str = "prompt"
+    max_tokens: str = "max_tokens"
+    response_format: str = "response_format"
+
+
+class SamplingRequest(RequestModel):
+    """The fields of all endpoints that generate.
+
+    Keys beyond an endpoint's own are kept by name, to be listed as ignored.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -86,7 +105,6 @@ class GenerationRequest(RequestModel):
     min_p: float = Field(
         0.0, ge=0, le=1, description="Leave out tokens less likely than this share of the likeliest."
     )
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers per prompt; they share the prompt's cache.")
     stop: StopStrings = Field(
         (), description="Up to 4 strings that end the answer; the text is cut before the first of them."
     )
@@ -135,14 +153,10 @@ class GenerationRequest(RequestModel):
         lt=2**31,
         description="Requests of a lower number leave the waiting queue first; what runs is not interrupted.",
     )
-    return_token_ids: bool = Field(
-        False, description="Give the token ids of the prompt and of the answers, too."
-    )
-    response_format: ResponseFormat | None = Field(
-        None, description="What the answer's text must be; OpenAI's field. Default: anything."
-    )
     structured_outputs: StructuredOutputs | None = Field(
-        None, description="The same in other notations; only one of both can be given."
+        None,
+        description="What the answer's text must be in other notations than OpenAI's; only one of both can "
+        "be given.",
     )
     speculation: SpeculationOptions = Field(
         SpeculationOptions(), description="How this request's tokens are speculated."
@@ -152,10 +166,24 @@ class GenerationRequest(RequestModel):
         description="Send the answer as server-sent events while it grows, [DONE] at the end. An error after "
         "the first event comes as an event with an error object; no [DONE] follows it.",
     )
+    user: str | None = Field(None, description="Taken for compatibility; has no effect, here as at OpenAI.")
+
+
+class GenerationRequest(SamplingRequest):
+    """The fields of completions and chat completions."""
+
+    names: ClassVar[FieldNames] = FieldNames()
+
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers per prompt; they share the prompt's cache.")
+    return_token_ids: bool = Field(
+        False, description="Give the token ids of the prompt and of the answers, too."
+    )
+    response_format: ResponseFormat | None = Field(
+        None, description="What the answer's text must be; OpenAI's field. Default: anything."
+    )
     stream_options: StreamOptions = Field(
         StreamOptions(), description="Options of a streamed answer; ignored without stream."
     )
-    user: str | None = Field(None, description="Taken for compatibility; has no effect, here as at OpenAI.")
 
     @model_validator(mode="after")
     def _one_format(self) -> Self:

@@ -6,8 +6,8 @@ from pydantic import BaseModel, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.sampling_params import MAX_LOGPROBS
-from server.protocol.base import GenerationRequest
-from server.protocol.fields import Prediction, TextContent
+from server.protocol.base import FieldNames, GenerationRequest
+from server.protocol.fields import Prediction, TemplateVariables, TextContent
 from server.protocol.model import RequestModel
 from server.protocol.refused import REFUSED_IN_CHAT, REFUSED_IN_MESSAGES, RefusedField
 from server.protocol.tools import EarlierToolCall, Tool, ToolCall, ToolCallDelta, ToolChoice
@@ -18,16 +18,6 @@ from server.protocol.usage import (
     StopReasonField,
     TokenIdsField,
 )
-
-TEMPLATE_ARGUMENTS = frozenset(
-    {
-        "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents",
-        "load_audio_from_video", "max_length", "messages", "padding", "processor_kwargs",
-        "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs",
-        "tools", "truncation",
-    }
-)  # fmt: skip
-"""What rendering itself is told, so that no template has a variable of that name to itself."""
 
 
 class ChatMessage(RequestModel):
@@ -62,6 +52,7 @@ class ChatCompletionRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
     refused_fields: ClassVar[tuple[RefusedField, ...]] = REFUSED_IN_CHAT
+    names: ClassVar[FieldNames] = FieldNames(prompt="messages", max_tokens="max_completion_tokens")
 
     # Without FailFast a body of bad messages would cost a minute of error objects.
     messages: Annotated[list[ChatMessage], FailFast()] = Field(
@@ -91,7 +82,7 @@ class ChatCompletionRequest(GenerationRequest):
     add_generation_prompt: bool = Field(
         True, description="Must be true, or false with continue_final_message, which implies it."
     )
-    chat_template_kwargs: dict[str, object] = Field(
+    chat_template_kwargs: TemplateVariables = Field(
         {}, description="Variables of the model's chat template, such as enable_thinking."
     )
     tools: Annotated[list[Tool], FailFast()] = Field([], description="Functions that the model may call.")
@@ -119,13 +110,6 @@ class ChatCompletionRequest(GenerationRequest):
                 "add_generation_prompt",
                 "{field} false is not supported: an answer begins where the template says so; leave it out",
                 {"field": "add_generation_prompt"},
-            )
-        taken = sorted(TEMPLATE_ARGUMENTS & self.chat_template_kwargs.keys())
-        if taken:
-            raise PydanticCustomError(
-                "chat_template_kwargs",
-                "{field} cannot set {name}, which this server sets itself",
-                {"field": "chat_template_kwargs", "name": taken[0]},
             )
         return self
 

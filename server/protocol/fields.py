@@ -1,16 +1,29 @@
 """Field types that take more than one JSON shape, read by hand so that each error is one clear sentence."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, cast
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 PromptInput = str | tuple[int, ...]
 
 # As at OpenAI.
 MAX_PROMPTS = 2048
+
+# What rendering itself is told, so that no template has a variable of that name to itself.
+_TEMPLATE_ARGUMENTS = frozenset(
+    {
+        "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents",
+        "load_audio_from_video", "max_length", "messages", "padding", "processor_kwargs",
+        "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs",
+        "tools", "truncation",
+    }
+)  # fmt: skip
+
+# Types of content parts, and where each has its text.
+CHAT_PARTS = {"text": "text"}
 
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
@@ -78,31 +91,39 @@ def _read_bias(key: str, bias: object) -> float:
     )
 
 
-def _read_content(value: object, between: str = "\n") -> str:
+def read_content(value: object, parts: Mapping[str, str] = CHAT_PARTS, between: str = "\n") -> str:
+    """A text, or that of text parts.
+
+    Args:
+        value: What the client sent.
+        parts: The types of parts that there are, and the key that each has its text under.
+        between: What stands between two parts.
+    """
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("content_type", "must be a string or a list of text parts")
-    return between.join(_read_part(index, part) for index, part in enumerate(value))
+    return between.join(_read_part(index, part, parts) for index, part in enumerate(value))
 
 
-def _read_part(index: int, part: object) -> str:
+def _read_part(index: int, part: object, parts: Mapping[str, str]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         raise PydanticCustomError(
             "content_part", "part {index} must be an object with a type", {"index": index}
         )
-    if kind != "text":
+    if kind not in parts:
         raise PydanticCustomError(
             "content_part",
             "part {index} is of type '{kind}', but this server reads text only",
             {"index": index, "kind": kind[:40]},
         )
-    if not isinstance(part.get("text"), str):
+    text = part.get(parts[kind])
+    if not isinstance(text, str):
         raise PydanticCustomError(
             "content_part", "part {index} must have its text as a string", {"index": index}
         )
-    return cast(str, part["text"])
+    return text
 
 
 def _read_prediction(value: object) -> str:
@@ -111,11 +132,20 @@ def _read_prediction(value: object) -> str:
             "prediction_type", 'must be an object such as {"type": "content", "content": "the text"}'
         )
     # The parts of a text, not passages of a message: nothing comes between them.
-    return _read_content(value["content"], between="")
+    return read_content(value["content"], between="")
 
 
 def _read_prediction_or_text(value: object) -> str:
     return value if isinstance(value, str) else _read_prediction(value)
+
+
+def _check_template_variables(variables: dict[str, object]) -> dict[str, object]:
+    taken = sorted(_TEMPLATE_ARGUMENTS & variables.keys())
+    if taken:
+        raise PydanticCustomError(
+            "chat_template_kwargs", "cannot set {name}, which this server sets itself", {"name": taken[0]}
+        )
+    return variables
 
 
 Prompts = Annotated[
@@ -174,9 +204,9 @@ _PREDICTION: dict[str, object] = {
     "required": ["type", "content"],
 }
 
-TextContent = Annotated[
-    str, PlainValidator(lambda value: _read_content(value)), WithJsonSchema(_TEXT_CONTENT)
-]
+TemplateVariables = Annotated[dict[str, object], AfterValidator(_check_template_variables)]
+
+TextContent = Annotated[str, PlainValidator(lambda value: read_content(value)), WithJsonSchema(_TEXT_CONTENT)]
 
 Prediction = Annotated[str, PlainValidator(_read_prediction), WithJsonSchema(_PREDICTION)]
 

@@ -23,6 +23,7 @@ _OWN_WORDS = {
     "list_type": "must be a list",
     "too_short": "must not be empty",
 }
+_LISTS_OF_OBJECTS = ("messages", "input")
 _OVER_LIMITS = {
     "recursion limit exceeded": "nested too deeply",
     "number out of range": "with a number of too many digits",
@@ -76,7 +77,7 @@ def _path(location: Sequence[str | int]) -> str:
 
 def _param(location: Sequence[str | int]) -> str | None:
     """The path, but an item of a plain list goes by the list's name."""
-    if len(location) == 2 and isinstance(location[1], int) and location[0] != "messages":
+    if len(location) == 2 and isinstance(location[1], int) and location[0] not in _LISTS_OF_OBJECTS:
         location = location[:1]
     return _path(location) or None
 

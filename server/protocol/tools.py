@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.protocol.model import RequestModel
@@ -90,22 +90,24 @@ ToolChoice = Annotated[
 ]
 
 
+def _is_an_object(arguments: str) -> str:
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise PydanticCustomError("arguments", "must be a JSON object as text")
+    return arguments
+
+
+ArgumentsText = Annotated[str, AfterValidator(_is_an_object)]
+
+
 class EarlierFunctionCall(RequestModel):
     """What was called."""
 
     name: str = Field(description="The function.")
-    arguments: str = Field(description="Its arguments, a JSON object as text.")
-
-    @field_validator("arguments")
-    @classmethod
-    def _is_an_object(cls, arguments: str) -> str:
-        try:
-            found = json.loads(arguments)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise PydanticCustomError("arguments", "must be a JSON object as text")
-        return arguments
+    arguments: ArgumentsText = Field(description="Its arguments, a JSON object as text.")
 
 
 class EarlierToolCall(RequestModel):

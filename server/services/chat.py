@@ -2,28 +2,20 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
-from engine.chat_options import ChatOptions
 from engine.client import EngineClient
-from engine.errors import InvalidRequest
 from server.protocol.chat import (
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
     ChatCompletionRequest,
 )
-from server.services.bad_words import with_bad_words
 from server.services.chat_choice import ChatChoiceWriter, fold, says_something
-from server.services.generation import generate, make_choices
+from server.services.chat_prompt import ChatPrompter
+from server.services.generation import generate
 from server.services.ledger import Ledger
-from server.services.limits import Limits
 from server.services.models import AnswerHead, ModelService
-from server.services.params import chat_params
-from server.services.prediction import with_prediction
-from server.services.reasoning import OPENING, ReasoningSplitter, has_thoughts
 from server.services.streaming import as_chunks
-from server.tools.plan import ToolPlanner
 
 
 class ChatService:
@@ -32,21 +24,17 @@ class ChatService:
     Args:
         engine: Where tokens come from.
         models: Which model names exist.
-        limits: What one call may ask for.
-        tools: What a request's tools mean.
+        prompter: Makes prompts of conversations.
     """
 
-    def __init__(
-        self, engine: EngineClient, models: ModelService, limits: Limits, tools: ToolPlanner
-    ) -> None:
+    def __init__(self, engine: EngineClient, models: ModelService, prompter: ChatPrompter) -> None:
         self._engine = engine
         self._models = models
-        self._limits = limits
-        self._tools = tools
+        self._prompter = prompter
 
     async def complete(self, request: ChatCompletionRequest, scope: str) -> ChatCompletion:
         """The whole answer, the fold of the chunks, to a request of a scope (see SamplingParams)."""
-        head = self._models.head("chatcmpl", request.model)
+        head = self._models.head("chatcmpl-", request.model)
         writers = await self._writers(request, head.id, scope)
         ledger = Ledger([writer.choice for writer in writers])
         parts: dict[int, list[ChatChunkChoice]] = {writer.choice.index: [] for writer in writers}
@@ -72,7 +60,7 @@ class ChatService:
         self, request: ChatCompletionRequest, scope: str
     ) -> AsyncGenerator[list[ChatCompletionChunk], None]:
         """The answer in chunks; an error before the first one can still be an HTTP status."""
-        head = self._models.head("chatcmpl", request.model)
+        head = self._models.head("chatcmpl-", request.model)
         writers = await self._writers(request, head.id, scope)
         ledger = Ledger([writer.choice for writer in writers])
         chunks = as_chunks(
@@ -92,39 +80,10 @@ class ChatService:
     async def _writers(
         self, request: ChatCompletionRequest, call_id: str, scope: str
     ) -> list[ChatChoiceWriter]:
-        self._limits.check_choices(request.n, "n")
-        plan = await self._tools.plan(request)
-        messages, tools = self._tools.conversation(request)
-        options = ChatOptions(request.continue_final_message, request.chat_template_kwargs)
-        token_ids = await self._engine.apply_chat_template(messages, tools, options)
-        if not token_ids:
-            raise InvalidRequest("messages make an empty prompt with this model's chat template", "messages")
-        params = chat_params(request, len(token_ids), self._engine.model, self._limits.max_logprobs)
-        params = await with_bad_words(params, self._engine, request.bad_words)
-        params = await with_prediction(params, self._engine, request.prediction, token_ids)
-        params = replace(params, cache_scope=scope)
-        if plan is not None:
-            params = plan.applied(params)
-        splits, is_open = await self._thoughts(request, token_ids)
         return [
-            ChatChoiceWriter(
-                choice,
-                plan,
-                ReasoningSplitter(is_open=is_open) if splits else None,
-                with_token_ids=request.return_token_ids,
-            )
-            for choice in make_choices(call_id, 0, request.n, token_ids, params)
+            ChatChoiceWriter(reader, with_token_ids=request.return_token_ids)
+            for reader in await self._prompter.readers(request, call_id, scope)
         ]
-
-    async def _thoughts(
-        self, request: ChatCompletionRequest, prompt_token_ids: Sequence[int]
-    ) -> tuple[bool, bool]:
-        """Whether thoughts are taken apart, and whether the prompt has begun them."""
-        if not (request.separate_reasoning and has_thoughts(self._engine.model.chat_template)):
-            return False, False
-        # The tag and white space, in however many tokens.
-        end = await self._engine.decode(prompt_token_ids[-len(OPENING) - 4 :])
-        return True, end.rstrip().endswith(OPENING)
 
     async def _deltas(
         self, writers: Sequence[ChatChoiceWriter], ledger: Ledger

@@ -5,57 +5,44 @@ from collections.abc import Sequence
 from engine.outputs import RequestOutput
 from server.protocol.chat import AssistantMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, MessageDelta
 from server.protocol.tools import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
+from server.services.answer_reader import AnswerReader, Content, Piece, Thought
 from server.services.generation import Choice
 from server.services.logprobs import chat_logprobs
-from server.services.reasoning import ReasoningSplitter
-from server.tools.parser import CallDelta, Parsed
-from server.tools.plan import ToolPlan
+from server.tools.parser import CallDelta
 
 
 class ChatChoiceWriter:
     """Turns the outputs of one choice into deltas.
 
     Args:
-        choice: Which.
-        plan: How calls in it are read; None takes all of the text as content.
-        reasoning: Takes thoughts apart; None leaves them in the content.
+        reader: Reads the outputs.
         with_token_ids: Whether the deltas have the token ids.
     """
 
-    def __init__(
-        self,
-        choice: Choice,
-        plan: ToolPlan | None,
-        reasoning: ReasoningSplitter | None = None,
-        *,
-        with_token_ids: bool = False,
-    ) -> None:
-        self.choice = choice
+    def __init__(self, reader: AnswerReader, *, with_token_ids: bool = False) -> None:
+        self._reader = reader
         self._with_token_ids = with_token_ids
-        self._plan = plan
-        self._reasoning = reasoning
-        self._parser = plan.parser() if plan is not None else None
         self._has_begun = False
         self._has_content = False
 
+    @property
+    def choice(self) -> Choice:
+        """The choice that is told of."""
+        return self._reader.choice
+
     def write(self, output: RequestOutput) -> ChatChunkChoice:
         """What an output adds."""
-        is_last = output.finish_reason is not None
         message = MessageDelta() if self._has_begun else MessageDelta(role="assistant")
         self._has_begun = True
+        self._fill(message, self._reader.read(output))
         reason = output.finish_reason and output.finish_reason.value
-        text = self._said(output.text, message, is_last=is_last)
-        if self._parser is None:
-            message.content = text
-        else:
-            parsed = self._parser.feed(text)
-            self._add(message, parsed)
-            if is_last:
-                self._add(message, self._parser.finish())
-                if self._parser.num_calls and reason == "stop":
-                    reason = "tool_calls"
-                if not (self._parser.num_calls or self._has_content):
-                    message.content = ""
+        if not self._reader.reads_calls:
+            message.content = message.content or ""
+        elif reason is not None:
+            if self._reader.num_calls and reason == "stop":
+                reason = "tool_calls"
+            if not (self._reader.num_calls or self._has_content):
+                message.content = ""
         delta = ChatChunkChoice(
             index=self.choice.index,
             delta=message,
@@ -67,31 +54,25 @@ class ChatChoiceWriter:
             delta.token_ids = list(output.token_ids)
         return delta
 
-    def _said(self, text: str, message: MessageDelta, *, is_last: bool) -> str:
-        """A text without its thoughts, which go to the message's own place for them."""
-        if self._reasoning is None:
-            return text
-        parts = [self._reasoning.feed(text)]
-        if is_last:
-            parts.append(self._reasoning.finish())
-        if thoughts := "".join(part.reasoning for part in parts):
-            message.reasoning_content = thoughts
-        return "".join(part.content for part in parts)
-
-    def _add(self, message: MessageDelta, parsed: Parsed) -> None:
-        if parsed.content:
-            message.content = (message.content or "") + parsed.content
+    def _fill(self, message: MessageDelta, pieces: Sequence[Piece]) -> None:
+        """Sorts what is said into the message's places; only those of which there is something are set."""
+        thoughts = [piece.text for piece in pieces if isinstance(piece, Thought)]
+        contents = [piece.text for piece in pieces if isinstance(piece, Content)]
+        calls = [self._call_delta(piece) for piece in pieces if isinstance(piece, CallDelta)]
+        if thoughts:
+            message.reasoning_content = "".join(thoughts)
+        if contents:
+            message.content = "".join(contents)
             self._has_content = True
-        if parsed.calls:
-            message.tool_calls = [*(message.tool_calls or []), *map(self._call_delta, parsed.calls)]
+        if calls:
+            message.tool_calls = calls
 
     def _call_delta(self, call: CallDelta) -> ToolCallDelta:
         if call.name is None:
             return ToolCallDelta(index=call.index, function=FunctionCallDelta(arguments=call.arguments))
-        assert self._plan is not None, "there are no calls without tools"
         return ToolCallDelta(
             index=call.index,
-            id=self._plan.call_id(self.choice, call.index),
+            id=self._reader.call_id(call.index),
             type="function",
             function=FunctionCallDelta(name=call.name, arguments=call.arguments),
         )

@@ -51,7 +51,7 @@ class CompletionService:
 
     async def complete(self, request: CompletionRequest, scope: str) -> Completion:
         """The whole answer, the fold of the chunks, to a request of a scope (see SamplingParams)."""
-        head = self._models.head("cmpl", request.model)
+        head = self._models.head("cmpl-", request.model)
         writers = await self._writers(request, head.id, scope)
         ledger = Ledger([writer.choice for writer in writers])
         parts: dict[int, list[CompletionChoice]] = {writer.choice.index: [] for writer in writers}
@@ -66,7 +66,7 @@ class CompletionService:
 
     async def stream(self, request: CompletionRequest, scope: str) -> AsyncGenerator[list[Completion], None]:
         """The answer in chunks; an error before the first one can still be an HTTP status."""
-        head = self._models.head("cmpl", request.model)
+        head = self._models.head("cmpl-", request.model)
         writers = await self._writers(request, head.id, scope)
         ledger = Ledger([writer.choice for writer in writers])
         chunks = as_chunks(

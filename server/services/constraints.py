@@ -13,14 +13,14 @@ def constraint_of(request: GenerationRequest) -> Constraint | None:
     """The format that the answer's text must have; None if any will do."""
     if request.structured_outputs is not None:
         return _structured(request.structured_outputs)
-    return _response_format(request.response_format) if request.response_format is not None else None
+    return _response_format(request.response_format, request.names.response_format)
 
 
-def _response_format(wanted: ResponseFormat) -> Constraint | None:
-    if wanted.type == "text":
+def _response_format(wanted: ResponseFormat | None, name: str) -> Constraint | None:
+    if wanted is None or wanted.type == "text":
         return None
     schema = wanted.json_schema.schema_ if wanted.json_schema else _ANY_OBJECT
-    return Constraint(ConstraintKind.JSON, json.dumps(schema), "response_format")
+    return Constraint(ConstraintKind.JSON, json.dumps(schema), name)
 
 
 def _structured(wanted: StructuredOutputs) -> Constraint:

@@ -89,7 +89,7 @@ class ModelService:
         own_name = self._engine.model.name
         digest = hashlib.sha256(own_name.encode()).hexdigest()[:8]
         return AnswerHead(
-            id=f"{prefix}-{uuid.uuid4().hex}",
+            id=f"{prefix}{uuid.uuid4().hex}",
             created=int(self._clock()),
             model=self.resolve(name),
             system_fingerprint=f"outrider-{__version__}-{digest}",

@@ -23,8 +23,8 @@ def completion_params(
         ContextTooLong: Prompt and answer do not fit.
     """
     max_tokens = request.max_tokens
-    _check_prompt(prompt_len, max_tokens, model, "prompt")
-    _check_answer("max_tokens", max_tokens, prompt_len, model)
+    _check_prompt(prompt_len, max_tokens, model, request.names.prompt)
+    _check_answer(request.names.max_tokens, max_tokens, prompt_len, model)
     _check_answer("min_tokens", request.min_tokens, prompt_len, model)
     if max_tokens is None:
         # The default is ours, not the client's wish: near the end of the context it yields.
@@ -43,10 +43,10 @@ def chat_params(
         InvalidRequest: A field is out of range.
         ContextTooLong: Prompt and answer do not fit.
     """
-    param, max_tokens = "max_completion_tokens", request.max_completion_tokens
+    param, max_tokens = request.names.max_tokens, request.max_completion_tokens
     if max_tokens is None:
         param, max_tokens = "max_tokens", request.max_tokens
-    _check_prompt(prompt_len, max_tokens, model, "messages")
+    _check_prompt(prompt_len, max_tokens, model, request.names.prompt)
     _check_answer(param, max_tokens, prompt_len, model)
     _check_answer("min_tokens", request.min_tokens, prompt_len, model)
     _check_logprobs(request.top_logprobs, max_logprobs, "top_logprobs")

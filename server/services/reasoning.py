@@ -1,5 +1,6 @@
 """Thoughts apart from the answer: <think> ... </think> of models that reason, piece by piece."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 OPENING, CLOSING = "<think>", "</think>"
@@ -8,6 +9,23 @@ OPENING, CLOSING = "<think>", "</think>"
 def has_thoughts(chat_template: str) -> bool:
     """Whether a model's template speaks of thoughts."""
     return CLOSING in chat_template
+
+
+def num_thought_tokens(spelling: Iterable[bytes]) -> int:
+    """How many of an answer's tokens are its thoughts, the closing tag included.
+
+    Args:
+        spelling: The bytes of each token of an answer that begins with thoughts; all count if they never end.
+    """
+    closing, end = CLOSING.encode(), b""
+    count = 0
+    for token in spelling:
+        end += token
+        count += 1
+        if closing in end:
+            break
+        end = end[-len(closing) :]
+    return count
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """ToolCallParser: an answer's text, as it comes, into content and calls."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from server.tools.call_reader import CallPiece, CallReader
 from server.tools.formats import ToolFormat
@@ -26,10 +26,28 @@ class CallDelta:
 
 @dataclass(slots=True)
 class Parsed:
-    """What a piece of text brought."""
+    """What a piece of text brought.
 
-    content: str
-    calls: list[CallDelta]
+    Attributes:
+        pieces: Content and what is new of calls, in the order of the text.
+    """
+
+    pieces: list[str | CallDelta] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """All content."""
+        return "".join(piece for piece in self.pieces if isinstance(piece, str))
+
+    @property
+    def calls(self) -> list[CallDelta]:
+        """All that is new of calls."""
+        return [piece for piece in self.pieces if isinstance(piece, CallDelta)]
+
+    def say(self, content: str) -> None:
+        """Adds content."""
+        if content:
+            self.pieces.append(content)
 
 
 class ToolCallParser:
@@ -62,6 +80,11 @@ class ToolCallParser:
         """Calls that have begun."""
         return self._num_calls
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the text ends within a call."""
+        return self._reader is not None
+
     def feed(self, text: str) -> Parsed:
         """Takes the next piece of the answer."""
         self._text += text
@@ -72,7 +95,7 @@ class ToolCallParser:
         return self._read(is_last=True)
 
     def _read(self, *, is_last: bool) -> Parsed:
-        parsed = Parsed("", [])
+        parsed = Parsed()
         while self._step(parsed, is_last):
             pass
         if is_last and self._reader is not None and not self._reader.has_begun:
@@ -100,7 +123,7 @@ class ToolCallParser:
         place = self._text.find(mark) if mark else -1
         if place >= 0:
             content = self._text[:place].rstrip(_SPACE)
-            parsed.content += content
+            parsed.say(content)
             self._raw = self._text[len(content) : place + len(mark)]
             self._text = self._text[place + len(mark) :]
             self._reader = CallReader(self._names)
@@ -109,7 +132,7 @@ class ToolCallParser:
         if mark and not is_last:
             end -= _num_shared(self._text, mark)
             end = len(self._text[:end].rstrip(_SPACE))
-        parsed.content += self._text[:end]
+        parsed.say(self._text[:end])
         self._text = self._text[end:]
         self._is_behind_call = self._is_behind_call and not end
         return False
@@ -119,7 +142,8 @@ class ToolCallParser:
         start = self._text.lstrip(_SPACE)
         if not start:
             if is_last:
-                parsed.content, self._text = parsed.content + self._text, ""
+                parsed.say(self._text)
+                self._text = ""
             return False
         if start[0] in "{[":
             self._raw, self._text = self._text[: -len(start)], start
@@ -180,15 +204,13 @@ class ToolCallParser:
     def _add(self, piece: CallPiece, parsed: Parsed) -> None:
         if piece.name is not None:
             self._num_calls += 1
-            parsed.calls.append(CallDelta(self._num_calls - 1, piece.name, piece.arguments))
+            parsed.pieces.append(CallDelta(self._num_calls - 1, piece.name, piece.arguments))
         elif piece.arguments:
-            if not parsed.calls or parsed.calls[-1].index != self._num_calls - 1:
-                parsed.calls.append(CallDelta(self._num_calls - 1))
-            parsed.calls[-1].arguments += piece.arguments
+            parsed.pieces.append(CallDelta(self._num_calls - 1, arguments=piece.arguments))
 
     def _give_up(self, parsed: Parsed) -> None:
         """What was taken for a call is content."""
-        parsed.content += self._raw
+        parsed.say(self._raw)
         self._raw, self._reader, self._is_in_list, self._is_plain = "", None, False, True
 
 

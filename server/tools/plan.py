@@ -124,7 +124,7 @@ def _constraint(
     if request.structured_outputs is not None:
         raise InvalidRequest(
             "structured_outputs cannot be had with tools that the model may or may not use: "
-            "set tool_choice, or give the format as a response_format",
+            f"set tool_choice, or give the format as {request.names.response_format}",
             "structured_outputs",
         )
     if wanted is not None and wanted.type != "text":

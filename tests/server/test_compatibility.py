@@ -8,20 +8,35 @@ from typing import Any
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
-from server.protocol.base import GenerationRequest
+from server.protocol.base import SamplingRequest
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completion import CompletionRequest
 from server.protocol.refused import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, RefusedField
+from server.protocol.response import ResponseRequest
+from server.protocol.response_refused import REFUSED_IN_RESPONSES
+from tests.server import test_validation
 from tests.server.conftest import Served
-from tests.server.test_validation import GOOD, PATHS, refused
+from tests.server.test_validation import error_of
 
 ROOT = Path(__file__).parent.parent.parent
-KINDS: dict[str, tuple[type[GenerationRequest], tuple[RefusedField, ...], Any]] = {
-    "chat": (ChatCompletionRequest, REFUSED_IN_CHAT, chat_create_params),
-    "completions": (CompletionRequest, REFUSED_IN_COMPLETIONS, completion_create_params),
+PATHS = {**test_validation.PATHS, "responses": "/v1/responses"}
+GOOD: dict[str, dict[str, Any]] = {**test_validation.GOOD, "responses": {"input": "hi"}}
+KINDS: dict[str, tuple[type[SamplingRequest], tuple[RefusedField, ...], Any]] = {
+    "chat": (ChatCompletionRequest, REFUSED_IN_CHAT, chat_create_params.CompletionCreateParamsStreaming),
+    "completions": (
+        CompletionRequest,
+        REFUSED_IN_COMPLETIONS,
+        completion_create_params.CompletionCreateParamsStreaming,
+    ),
+    "responses": (
+        ResponseRequest,
+        REFUSED_IN_RESPONSES,
+        response_create_params.ResponseCreateParamsStreaming,
+    ),
 }
-BOTH = pytest.mark.parametrize("endpoint", PATHS)
+EACH = pytest.mark.parametrize("endpoint", PATHS)
 Serve = Callable[..., Served]
 
 
@@ -32,7 +47,7 @@ def rows(endpoint: str) -> list[tuple[str, str]]:
     return re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE)
 
 
-@BOTH
+@EACH
 def test_every_field_has_one_row_and_the_row_is_true(endpoint: str) -> None:
     kind, refused_fields, _ = KINDS[endpoint]
     table = rows(endpoint)
@@ -45,21 +60,20 @@ def test_every_field_has_one_row_and_the_row_is_true(endpoint: str) -> None:
     assert by_state["refused"] == {field.name for field in refused_fields}
 
 
-@BOTH
+@EACH
 def test_the_table_has_every_field_of_the_official_client(endpoint: str) -> None:
-    params = KINDS[endpoint][2]
-    fields = {
-        *params.CompletionCreateParamsBase.__annotations__,
-        *params.CompletionCreateParamsStreaming.__annotations__,
-    }
+    # Of a TypedDict, those of its bases included.
+    fields = set(KINDS[endpoint][2].__annotations__)
+    assert {"stream", "model", "temperature"} <= fields
     assert fields <= {field for field, _ in rows(endpoint)}
 
 
-@BOTH
+@EACH
 def test_what_the_table_calls_refused_or_ignored_is(served: Served, endpoint: str) -> None:
     for field, state in rows(endpoint):
         if state == "refused":
-            assert refused(served, endpoint, {field: {"something": "wanted"}})["param"] == field
+            body = {**GOOD[endpoint], field: {"something": "wanted"}}
+            assert error_of(served.http.post(PATHS[endpoint], json=body))["param"] == field
     ignored = [field for field, state in rows(endpoint) if state == "ignored"]
     body = {**GOOD[endpoint], **dict.fromkeys(ignored, "x")}
     response = served.http.post(PATHS[endpoint], json=body)

@@ -11,8 +11,10 @@ import pytest
 
 from server.app import AppSettings
 from server.docs_page import Heading, Place, render_page
+from server.protocol.base import SamplingRequest
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completion import CompletionRequest
+from server.protocol.response import ResponseRequest
 from server.reference import Answer, Body, Endpoint, FieldRow
 from tests.server.conftest import Served
 
@@ -81,29 +83,44 @@ def test_it_has_every_endpoint(page: str, served: Served) -> None:
 
 @pytest.mark.parametrize(
     ("anchor", "kind"),
-    [("post-v1-completions", CompletionRequest), ("post-v1-chat-completions", ChatCompletionRequest)],
+    [
+        ("post-v1-completions", CompletionRequest),
+        ("post-v1-chat-completions", ChatCompletionRequest),
+        ("post-v1-responses", ResponseRequest),
+    ],
 )
-def test_it_describes_every_field(page: str, anchor: str, kind: type[CompletionRequest]) -> None:
+def test_it_describes_every_field(page: str, anchor: str, kind: type[SamplingRequest]) -> None:
     text = unescape(section(page, anchor))
     for name, field in kind.model_fields.items():
         assert f"<code>{name}</code>" in text
         assert field.description is not None
         assert field.description in text
     assert '<span class="outer">speculation.</span>num_draft_tokens' in text
-    assert '<span class="outer">stream_options.</span>include_usage' in text
     assert "0 to 2" in text
     assert '"match", "rejection"' in text
 
 
 def test_it_shows_nested_fields_of_chat(page: str) -> None:
     text = section(page, "post-v1-chat-completions")
+    assert '<span class="outer">stream_options.</span>include_usage' in text
     assert '<span class="outer">messages[].</span>role</code> <span class="must">required' in text
     assert '<span class="outer">choices[].message.</span>content' in text
     assert '<span class="outer">choices[].delta.</span>content' in text
     assert '<span class="outer">usage.completion_tokens_details.</span>accepted_prediction_tokens' in text
 
 
-@pytest.mark.parametrize("anchor", ["post-v1-completions", "post-v1-chat-completions", "get-v1-models-model"])
+def test_it_shows_items_and_events_of_responses(page: str) -> None:
+    text = section(page, "post-v1-responses")
+    assert '<span class="outer">input[].</span>call_id' in text
+    assert '<span class="outer">output[].content[].</span>text' in text
+    assert "response.output_text.delta" in text
+    assert "curl -X DELETE " in section(page, "delete-v1-responses-response-id")
+
+
+@pytest.mark.parametrize(
+    "anchor",
+    ["post-v1-completions", "post-v1-chat-completions", "post-v1-responses", "get-v1-models-model"],
+)
 def test_its_examples_work(page: str, served: Served, anchor: str) -> None:
     example = re.search("<pre>(.*?)</pre>", section(page, anchor), re.DOTALL)
     assert example is not None

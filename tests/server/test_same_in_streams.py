@@ -82,6 +82,30 @@ def test_a_stream_says_what_the_whole_answer_says(http: httpx.Client, endpoint: 
         assert len(events) < len(TOKENS) / 8, "several tokens come in one chunk, or this says nothing of them"
 
 
+@pytest.mark.parametrize("option", [name for name in OPTIONS if name not in ("token ids", "several")])
+def test_a_response_says_what_chat_says_whole_and_streamed(http: httpx.Client, option: str) -> None:
+    path, body = request("chat", OPTIONS[option])
+    choice = http.post(path, json=body).json()["choices"][0]
+    asked = {"input": PROMPT, "include": ["message.output_text.logprobs"], "top_logprobs": 2, **body}
+    for name in ("messages", "logprobs"):
+        del asked[name]
+    if "max_tokens" in asked:
+        asked["max_output_tokens"] = asked.pop("max_tokens")
+    whole = http.post("/v1/responses", json=asked)
+    assert whole.status_code == 200, whole.text
+    [message] = whole.json()["output"]
+    [part] = message["content"]
+    assert part["text"] == choice["message"]["content"]
+    assert part["logprobs"] == choice["logprobs"]["content"]
+    assert whole.json()["status"] == ("incomplete" if choice["finish_reason"] == "length" else "completed")
+    streamed = http.post("/v1/responses", json={**asked, "stream": True})
+    events = [json.loads(line[6:]) for line in streamed.text.split("\n") if line.startswith("data: ")]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(delta["delta"] for delta in deltas) == part["text"]
+    assert [entry for delta in deltas for entry in delta["logprobs"]] == part["logprobs"]
+    assert events[-1]["response"]["output"][0]["content"] == [part]
+
+
 def test_the_texts_are_as_they_should_be(http: httpx.Client) -> None:
     def text(**options: Any) -> str:
         path, body = request("chat", options)

@@ -28,18 +28,24 @@ def references(node: object) -> Iterator[str]:
 def test_schema_has_every_endpoint_and_resolves(schema: dict[str, Any]) -> None:
     assert set(schema["paths"]) == {
         *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}"),
+        *("/v1/responses", "/v1/responses/{response_id}"),
         *("/tokenize", "/detokenize", "/version"),
         *("/health", "/ready", "/metrics"),
     }
     found = set(references(schema))
     assert "#/components/schemas/ChatCompletionChunk" in found
+    assert "#/components/schemas/ArgumentsDelta" in found
     for reference in found:
         assert reference.removeprefix("#/components/schemas/") in schema["components"]["schemas"]
 
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [("/v1/completions", "CompletionRequest"), ("/v1/chat/completions", "ChatCompletionRequest")],
+    [
+        ("/v1/completions", "CompletionRequest"),
+        ("/v1/chat/completions", "ChatCompletionRequest"),
+        ("/v1/responses", "ResponseRequest"),
+    ],
 )
 def test_schema_describes_every_field(schema: dict[str, Any], path: str, name: str) -> None:
     operation = schema["paths"][path]["post"]
