@@ -52,3 +52,16 @@ def test_schema_describes_every_field(schema: dict[str, Any], path: str, name: s
     assert schema["components"]["schemas"][name]["properties"]["logit_bias"]["default"] == {}
     for field, description in schema["components"]["schemas"][name]["properties"].items():
         assert description.get("description"), field
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("/v1/completions", "Completion"), ("/v1/chat/completions", "ChatCompletionChunk")]
+)
+def test_schema_describes_the_events_of_a_stream(schema: dict[str, Any], path: str, name: str) -> None:
+    content = schema["paths"][path]["post"]["responses"]["200"]["content"]
+    *payloads, done = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"]
+    assert done == {"const": "[DONE]"}
+    assert [payload["contentSchema"]["$ref"].rpartition("/")[2] for payload in payloads] == [
+        name,
+        "ErrorResponse",
+    ]
