@@ -65,3 +65,13 @@ def test_schema_describes_the_events_of_a_stream(schema: dict[str, Any], path: s
         name,
         "ErrorResponse",
     ]
+
+
+@pytest.mark.parametrize(
+    "name", ["CompletionRequest", "ChatCompletionRequest", "ChatMessage", "TokenizeRequest"]
+)
+def test_schema_allows_null_wherever_a_key_may_be_left_out(schema: dict[str, Any], name: str) -> None:
+    described = schema["components"]["schemas"][name]
+    null = {"type": "null"}
+    allowing = {key for key, field in described["properties"].items() if null in field.get("anyOf", ())}
+    assert allowing == described["properties"].keys() - set(described.get("required", ()))
