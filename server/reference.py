@@ -136,7 +136,7 @@ class _Reader:
     def _answer(self, status: int, entry: Node) -> Answer:
         media_types: dict[tuple[FieldRow, ...], list[str]] = {}
         for media_type, content in entry.get("content", {}).items():
-            schema = content.get("schema", {})
+            schema = _payload(content.get("schema", {}))
             for kind in schema.get("anyOf", [schema]):
                 rows = tuple(self._rows(kind, "", (), asked=False))
                 media_types.setdefault(rows, []).append(media_type)
@@ -219,6 +219,13 @@ class _Reader:
             yield f"at least {node['minItems']} item{'s' * (node['minItems'] > 1)}"
         if "maxItems" in node:
             yield f"at most {node['maxItems']} items"
+
+
+def _payload(body: Node) -> Node:
+    """What a body's fields are those of: itself, but for a stream what the data of most of its events is."""
+    data = body.get("properties", {}).get("data", {})
+    payloads = (option["contentSchema"] for option in data.get("anyOf", ()) if "contentSchema" in option)
+    return next(payloads, body)
 
 
 def _range(low: Any, above: Any, high: Any) -> str:

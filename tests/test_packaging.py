@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def constraints() -> dict[str, str]:
 
 def test_every_dependency_is_held_at_a_version_in_its_range() -> None:
     exact = constraints()
-    for line in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]):
+    for line in (*PROJECT["dependencies"], *chain(*PROJECT["optional-dependencies"].values())):
         requirement = Requirement(line)
         version = exact[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), f"{line} but constraints.txt has {version}"
@@ -47,7 +48,7 @@ def test_the_package_data_that_pyproject_names_exist() -> None:
 def test_make_explains_every_target() -> None:
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     phony = re.findall(r"^\.PHONY: (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert {"help", "serve", "test", "check", "format", "bench"} <= set(phony)
+    assert {"help", "serve", "test", "test-clients", "check", "format", "bench"} <= set(phony)
     assert re.findall(r"^make (\S+) +\S", shown, re.MULTILINE) == phony
 
 
@@ -56,4 +57,4 @@ def test_the_ci_script_can_be_run() -> None:
     assert os.access(script, os.X_OK)
     subprocess.run(["bash", "-n", script], check=True)
     assert "make check" in script.read_text()
-    assert "make test" in script.read_text()
+    assert {"make test", "make test-clients"} <= set(script.read_text().splitlines())

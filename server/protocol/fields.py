@@ -180,7 +180,11 @@ LogitBias = Annotated[
     tuple[tuple[int, float], ...],
     PlainValidator(_read_logit_bias),
     WithJsonSchema(
-        {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
     ),
 ]
 

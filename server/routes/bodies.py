@@ -69,6 +69,24 @@ def name_ignored(response: Response, fields: Sequence[str]) -> Response:
     return response
 
 
+def event_schema(chunk: str) -> dict[str, object]:
+    """For the schema: an event of a stream, whose data is a chunk, the error that ends the stream, or [DONE].
+
+    Args:
+        chunk: The name of the chunk's schema.
+    """
+    payloads: list[dict[str, object]] = [
+        {
+            "type": "string",
+            "contentMediaType": JSON_TYPE,
+            "contentSchema": {"$ref": f"#/components/schemas/{name}"},
+        }
+        for name in (chunk, ErrorResponse.__name__)
+    ]
+    data = {"anyOf": [*payloads, {"const": "[DONE]"}]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+
+
 def body_schema(kind: type[BaseModel], example: Mapping[str, object]) -> dict[str, object]:
     """For the schema: an endpoint that takes this body, which handlers read by themselves."""
     content = {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}, "example": example}

@@ -7,7 +7,14 @@ from starlette.responses import Response
 from server.disconnect import until_disconnect
 from server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from server.protocol.completion import Completion, CompletionRequest
-from server.routes.bodies import ERROR_RESPONSES, body_schema, json_response, name_ignored, read_body
+from server.routes.bodies import (
+    ERROR_RESPONSES,
+    body_schema,
+    event_schema,
+    json_response,
+    name_ignored,
+    read_body,
+)
 from server.scopes import Scopes
 from server.services.admission import Admission
 from server.services.chat import ChatService
@@ -64,9 +71,8 @@ def generation_router(
 
 
 def _success(answer: type[object], chunk: str) -> dict[str, object]:
-    stream = {"schema": {"$ref": f"#/components/schemas/{chunk}"}}
     return {
         "model": answer,
         "description": "The answer; with stream, events of chunks and [DONE].",
-        "content": {"text/event-stream": stream},
+        "content": {"text/event-stream": {"schema": event_schema(chunk)}},
     }

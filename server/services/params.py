@@ -58,9 +58,10 @@ def _check_prompt(prompt_len: int, max_tokens: int | None, model: ModelInfo, par
     """Refuses a prompt that leaves no room for an answer, or, where none is wanted, does not fit itself."""
     if prompt_len + (max_tokens != 0) <= model.max_model_len:
         return
+    # Clients know by these words what to do: "prompt is too long", "this model's maximum context length is".
     raise ContextTooLong(
-        f"there are {prompt_len} tokens in the {param}, but the model's context holds {model.max_model_len}, "
-        f"the answer included; shorten the {param}",
+        f"the prompt is too long: this model's maximum context length is {model.max_model_len} tokens, the "
+        f"answer included, but there are {prompt_len} in the {param}; shorten the {param}",
         param,
     )
 
@@ -71,8 +72,8 @@ def _check_answer(param: str, count: int | None, prompt_len: int, model: ModelIn
     if count is None or count <= room:
         return
     raise ContextTooLong(
-        f"{param} is {count}, but of the {model.max_model_len} tokens that the model's context holds the "
-        f"prompt takes {prompt_len} and leaves {room}; lower {param} or shorten the prompt",
+        f"this model's maximum context length is {model.max_model_len} tokens, of which the prompt takes "
+        f"{prompt_len} and leaves {room}, but {param} is {count}; lower {param} or shorten the prompt",
         param,
     )
 

@@ -58,3 +58,26 @@ def test_schema_describes_every_field(schema: dict[str, Any], path: str, name: s
     assert schema["components"]["schemas"][name]["properties"]["logit_bias"]["default"] == {}
     for field, description in schema["components"]["schemas"][name]["properties"].items():
         assert description.get("description"), field
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("/v1/completions", "Completion"), ("/v1/chat/completions", "ChatCompletionChunk")]
+)
+def test_schema_describes_the_events_of_a_stream(schema: dict[str, Any], path: str, name: str) -> None:
+    content = schema["paths"][path]["post"]["responses"]["200"]["content"]
+    *payloads, done = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"]
+    assert done == {"const": "[DONE]"}
+    assert [payload["contentSchema"]["$ref"].rpartition("/")[2] for payload in payloads] == [
+        name,
+        "ErrorResponse",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["CompletionRequest", "ChatCompletionRequest", "ChatMessage", "TokenizeRequest"]
+)
+def test_schema_allows_null_wherever_a_key_may_be_left_out(schema: dict[str, Any], name: str) -> None:
+    described = schema["components"]["schemas"][name]
+    null = {"type": "null"}
+    allowing = {key for key, field in described["properties"].items() if null in field.get("anyOf", ())}
+    assert allowing == described["properties"].keys() - set(described.get("required", ()))

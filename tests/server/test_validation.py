@@ -226,12 +226,12 @@ def test_what_exceeds_the_context_is_told_the_figures(
 
 def test_what_exceeds_the_context_is_told_what_would_fit(served: Served) -> None:
     assert refused(served, "completions", {"prompt": "Hi", "max_tokens": 8192})["message"] == (
-        "max_tokens is 8192, but of the 512 tokens that the model's context holds the prompt takes 2 and "
-        "leaves 510; lower max_tokens or shorten the prompt"
+        "this model's maximum context length is 512 tokens, of which the prompt takes 2 and leaves 510, but "
+        "max_tokens is 8192; lower max_tokens or shorten the prompt"
     )
     assert refused(served, "completions", {"prompt": "x" * 600})["message"] == (
-        "there are 600 tokens in the prompt, but the model's context holds 512, the answer included; "
-        "shorten the prompt"
+        "the prompt is too long: this model's maximum context length is 512 tokens, the answer included, but "
+        "there are 600 in the prompt; shorten the prompt"
     )
 
 
