@@ -136,9 +136,8 @@ class _Reader:
     def _answer(self, status: int, entry: Node) -> Answer:
         media_types: dict[tuple[FieldRow, ...], list[str]] = {}
         for media_type, content in entry.get("content", {}).items():
-            schema = _payload(content.get("schema", {}))
-            for kind in schema.get("anyOf", [schema]):
-                rows = tuple(self._rows(kind, "", (), asked=False))
+            for payload in _payloads(content.get("schema", {})):
+                rows = tuple(self._rows(payload, "", (), asked=False))
                 media_types.setdefault(rows, []).append(media_type)
         bodies = tuple(Body(" and ".join(types), rows) for rows, types in media_types.items())
         return Answer(status, entry["description"], bodies)
@@ -221,11 +220,11 @@ class _Reader:
             yield f"at most {node['maxItems']} items"
 
 
-def _payload(body: Node) -> Node:
-    """What a body's fields are those of: itself, but for a stream what the data of most of its events is."""
+def _payloads(body: Node) -> list[Node]:
+    """What a body's fields are those of: itself, but for a stream what its events say until an error."""
     data = body.get("properties", {}).get("data", {})
-    payloads = (option["contentSchema"] for option in data.get("anyOf", ()) if "contentSchema" in option)
-    return next(payloads, body)
+    payloads = [option["contentSchema"] for option in data.get("anyOf", ()) if "contentSchema" in option]
+    return payloads[:-1] or [body]
 
 
 def _range(low: Any, above: Any, high: Any) -> str:

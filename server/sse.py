@@ -36,13 +36,13 @@ class EventStream(Response, Generic[AnyEvent]):
     """Sends models as events, those of one batch in one write, and [DONE] at the end.
 
     The answer's head waits for the first batch: an error before it is raised, and so becomes an ordinary
-    error answer with its status. An error after it becomes a last event with an error object, which no
-    [DONE] follows. When the client disconnects, the batches are closed at once, whatever they wait for.
+    error answer with its status. An error after it becomes an event with an error object, which the end
+    follows. When the client disconnects, the batches are closed at once, whatever they wait for.
 
     Args:
         batches: What to send; closed in every case.
         frame: How a model is written.
-        end: What is sent when all is well, behind the last.
+        end: What is sent behind the last.
     """
 
     media_type = "text/event-stream"
@@ -75,10 +75,10 @@ class EventStream(Response, Generic[AnyEvent]):
             try:
                 async for batch in batches:
                     await self._write(send, batch)
-                end = self._end
+                last = b""
             except Exception as error:
-                end = data_frame(as_api_error(error).body)
-        await send({"type": "http.response.body", "body": end})
+                last = data_frame(as_api_error(error).body)
+        await send({"type": "http.response.body", "body": last + self._end})
 
     async def _write(self, send: Send, events: Sequence[AnyEvent]) -> None:
         body = b"".join(map(self._frame, events))

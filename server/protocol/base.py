@@ -164,7 +164,7 @@ class SamplingRequest(RequestModel):
     stream: bool = Field(
         False,
         description="Send the answer as server-sent events while it grows, [DONE] at the end. An error after "
-        "the first event comes as an event with an error object; no [DONE] follows it.",
+        "the first event comes as an event with an error object, then [DONE].",
     )
     user: str | None = Field(None, description="Taken for compatibility; has no effect, here as at OpenAI.")
 

@@ -69,11 +69,12 @@ def name_ignored(response: Response, fields: Sequence[str]) -> Response:
     return response
 
 
-def event_schema(chunk: str) -> dict[str, object]:
-    """For the schema: an event of a stream, whose data is a chunk, the error that ends the stream, or [DONE].
+def event_schema(*chunks: str, end: str | None = "[DONE]") -> dict[str, object]:
+    """For the schema: an event of a stream, whose data is a chunk, an error before the end, or the end.
 
     Args:
-        chunk: The name of the chunk's schema.
+        chunks: The names of the chunks' schemas.
+        end: What the last event says, if one says nothing else.
     """
     payloads: list[dict[str, object]] = [
         {
@@ -81,9 +82,9 @@ def event_schema(chunk: str) -> dict[str, object]:
             "contentMediaType": JSON_TYPE,
             "contentSchema": {"$ref": f"#/components/schemas/{name}"},
         }
-        for name in (chunk, ErrorResponse.__name__)
+        for name in (*chunks, ErrorResponse.__name__)
     ]
-    data = {"anyOf": [*payloads, {"const": "[DONE]"}]}
+    data = {"anyOf": payloads if end is None else [*payloads, {"const": end}]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 

@@ -16,6 +16,7 @@ from server.routes.bodies import (
     ERROR_RESPONSES,
     JSON_TYPE,
     body_schema,
+    event_schema,
     json_response,
     name_ignored,
     read_body,
@@ -33,7 +34,7 @@ EXAMPLE: dict[str, object] = {
 _NOT_FOUND: dict[int | str, dict[str, object]] = {
     404: {"model": ErrorResponse, "description": "These credentials have no such response."}
 }
-_EVENTS = [{"$ref": f"#/components/schemas/{event.__name__}"} for event in RESPONSE_EVENTS]
+_EVENTS = event_schema(*(event.__name__ for event in RESPONSE_EVENTS), end=None)
 _ID = Path(description="The id of a stored response.", examples=["resp_1"])
 
 
@@ -48,7 +49,7 @@ def responses_router(responses: ResponseService, admission: Admission, scopes: S
             200: {
                 "model": ResponseObject,
                 "description": "The response; with stream, events.",
-                "content": {"text/event-stream": {"schema": {"anyOf": _EVENTS}}},
+                "content": {"text/event-stream": {"schema": _EVENTS}},
             },
             **ERROR_RESPONSES,
         },

@@ -17,6 +17,13 @@ def frames(text: str) -> list[str]:
 def chunks(response: httpx.Response) -> list[dict[str, Any]]:
     """The chunks of a stream that succeeded."""
     assert response.status_code == 200, response.text
-    *data, done = frames(response.text)
+    found = payloads(response.text)
+    assert all("error" not in chunk for chunk in found), found[-1]
+    return found
+
+
+def payloads(text: str) -> list[dict[str, Any]]:
+    """What the events of a whole stream say before [DONE]."""
+    *data, done = frames(text)
     assert done == "[DONE]"
     return [json.loads(item) for item in data]

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.server.commands import LISTENING
-from tests.server.sse import frames
+from tests.server.sse import frames, payloads
 
 ROOT = Path(__file__).parent.parent.parent
 STEP_SECONDS, NUM_TOKENS = 0.04, 60
@@ -111,11 +111,11 @@ def test_streams_that_take_too_long_are_told() -> None:
         streams = [pool.submit(server.stream) for _ in range(3)]
         server.stop_after_the_first_tokens()
         for stream in streams:
-            *chunks, last = frames(stream.result())
-            error = json.loads(last)["error"]
+            *chunks, last = payloads(stream.result())
+            error = last["error"]
             assert (error["type"], error["code"]) == ("server_error", "engine_dead")
             assert "shutting down" in error["message"]
-            assert json.loads(chunks[-1])["choices"][0]["finish_reason"] is None
+            assert chunks[-1]["choices"][0]["finish_reason"] is None
         assert server.process.wait(20) == 0
 
 

@@ -13,7 +13,7 @@ from engine.outputs import FinishReason
 from engine.sampling_params import SamplingParams
 from tests.fakes import FakeEngine
 from tests.server.conftest import Served
-from tests.server.sse import chunks, frames
+from tests.server.sse import chunks, payloads
 
 Serve = Callable[..., Served]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -239,13 +239,13 @@ def test_an_error_before_the_first_chunk_is_a_status(serve: Serve, path: str) ->
         (ZeroDivisionError("secret"), "internal_error", "internal error; the server's log has the details"),
     ],
 )
-def test_an_error_after_it_is_a_last_frame_and_no_done_follows(
+def test_an_error_after_it_is_the_last_frame_before_done(
     serve: Serve, path: str, error: Exception, code: str, message: str
 ) -> None:
     served = serve(FakeEngine(error_after=2, error=error))
     response = stream(served, path)
     assert response.status_code == 200
-    *events, last = map(json.loads, frames(response.text))
+    *events, last = payloads(response.text)
     assert len(events) == 2
     assert last == {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
 
@@ -257,7 +257,7 @@ def test_an_answer_that_the_engine_gave_up_does_not_look_finished(
     serve: Serve, ending: FinishReason, code: str
 ) -> None:
     served = serve(FakeEngine(ending=ending))
-    *events, last = map(json.loads, frames(stream(served, COMPLETIONS).text))
+    *events, last = payloads(stream(served, COMPLETIONS).text)
     assert all(event["choices"][0]["finish_reason"] is None for event in events)
     assert (last["error"]["type"], last["error"]["code"]) == ("server_error", code)
     assert "log" not in last["error"]["message"]
