@@ -24,6 +24,7 @@ from server.middleware import (
 from server.protocol.chat import ChatCompletionChunk, ChatCompletionRequest
 from server.protocol.completion import CompletionRequest
 from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from server.routes.bodies import BodyReader
 from server.routes.docs import docs_router
 from server.routes.generation import generation_router
 from server.routes.models import models_router
@@ -87,6 +88,7 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
     models = ModelService(engine, settings.served_model_name)
     limits = Limits(settings.max_logprobs, settings.max_choices)
     admission = Admission(engine)
+    bodies = BodyReader()
     app = FastAPI(
         title="Outrider",
         version=__version__,
@@ -110,9 +112,10 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
             ChatService(engine, models, limits, ToolPlanner(engine, settings.tool_parser)),
             admission,
             Scopes(),
+            bodies,
         ),
         models_router(models),
-        tokenization_router(TokenizationService(engine, models)),
+        tokenization_router(TokenizationService(engine, models), bodies),
         probes_router(admission, metrics),
         docs_router(lambda: _schema(app)),
     ]

@@ -1,5 +1,6 @@
 """Chat completions: a conversation in, the assistant's answers out."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -94,7 +95,7 @@ class ChatService:
     ) -> list[ChatChoiceWriter]:
         self._limits.check_choices(request.n, "n")
         plan = await self._tools.plan(request)
-        messages, tools = self._tools.conversation(request)
+        messages, tools = await asyncio.to_thread(self._tools.conversation, request)
         options = ChatOptions(request.continue_final_message, request.chat_template_kwargs)
         token_ids = await self._engine.apply_chat_template(messages, tools, options)
         if not token_ids:

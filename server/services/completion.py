@@ -1,5 +1,6 @@
 """Completions: prompts in, texts out."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -85,6 +86,9 @@ class CompletionService:
         for prompt_index, prompt in enumerate(request.prompt):
             token_ids, ends = await self._token_ids(prompt, request.suffix)
             params = completion_params(request, len(token_ids), self._engine.model, self._limits.max_logprobs)
+            # Behind the check of its length, since a prompt that does not fit may have millions of them.
+            check_token_ids(token_ids, self._engine.model, "prompt")
+            await asyncio.sleep(0)  # There may be a thousand prompts, and others have their turn.
             params = await with_bad_words(params, self._engine, request.bad_words)
             params = await with_prediction(params, self._engine, request.prediction, token_ids)
             params = replace(params, cache_scope=scope, stop_token_ids=(*params.stop_token_ids, *ends))
@@ -98,7 +102,6 @@ class CompletionService:
     async def _token_ids(self, prompt: PromptInput, suffix: str) -> tuple[Sequence[int], Sequence[int]]:
         """A prompt's token ids, and ids that end its answer beside the model's own."""
         if not isinstance(prompt, str):
-            check_token_ids(prompt, self._engine.model, "prompt")
             return prompt, ()
         if suffix:
             infill = await self._engine.encode_infill(prompt, suffix)

@@ -11,6 +11,9 @@ from engine.outputs import FinishReason, RequestOutput
 from engine.sampling_params import SEED_MAX, SamplingParams
 from server.errors import ApiError, unavailable
 
+MAX_BATCH = 128
+"""Outputs handled in one go: while a client does not read they pile up, and the event loop serves others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -66,6 +69,8 @@ async def generate(
 ) -> AsyncGenerator[list[ChoiceOutput], None]:
     """Runs all choices at once and yields what they bring; what arrives together comes together.
 
+    But no more than MAX_BATCH at a time, and the event loop gets a turn in between.
+
     The first choice that fails ends the call. Leaving early, for whatever reason, aborts the rest.
     """
     arrived: asyncio.Queue[ChoiceOutput | Exception] = asyncio.Queue()
@@ -82,6 +87,8 @@ async def generate(
                 batch.append(item)
                 unfinished -= item.output.finish_reason is not None
             yield batch
+            if not arrived.empty():
+                await asyncio.sleep(0)
     finally:
         for task in tasks:
             task.cancel()
@@ -90,7 +97,7 @@ async def generate(
 
 async def _drain(queue: "asyncio.Queue[ChoiceOutput | Exception]") -> list[ChoiceOutput | Exception]:
     items = [await queue.get()]
-    while not queue.empty():
+    while len(items) < MAX_BATCH and not queue.empty():
         items.append(queue.get_nowait())
     return items
 

@@ -1,5 +1,6 @@
 """What the tools of one request mean: for the prompt, for the grammar, and for reading the answer."""
 
+import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -106,7 +107,7 @@ class ToolPlanner:
             self._format,
             frozenset(function.name for function in functions),
             None if is_parallel else 1,
-            _constraint(request, grammar, functions),
+            await asyncio.to_thread(_constraint, request, grammar, functions),
             tuple(token_id for token_id in marks if token_id is not None),
         )
 
