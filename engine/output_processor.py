@@ -81,7 +81,7 @@ class OutputProcessor:
             for token_id, logprob in row.top
         )
         return TokenLogprob(
-            row.token_id, self._text(row.token_id), self._bytes(row.token_id), row.logprob, top
+            row.token_id, self._text(row.token_id), self._bytes(row.token_id), row.logprob, top, row.rank
         )
 
     def _text(self, token_id: int) -> str:

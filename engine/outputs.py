@@ -55,9 +55,10 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob(TopLogprob):
-    """The chosen token of a position, and its best alternatives, most likely first."""
+    """The chosen token of a position, its best alternatives, most likely first, and, in prompts, its rank."""
 
     top: tuple[TopLogprob, ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

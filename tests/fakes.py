@@ -263,7 +263,7 @@ def fake_logprob(token_id: int, position: int, count: int) -> TokenLogprob:
     best = -0.125 * (position % 7 + 1)
     top = tuple(_candidate((token_id + rank) % VOCAB_SIZE, best - rank) for rank in range(count))
     chosen = _candidate(token_id, best)
-    return TokenLogprob(chosen.token_id, chosen.token, chosen.bytes, chosen.logprob, top)
+    return TokenLogprob(chosen.token_id, chosen.token, chosen.bytes, chosen.logprob, top, 1)
 
 
 def _candidate(token_id: int, logprob: float) -> TopLogprob:

@@ -14,6 +14,7 @@ from server.protocol.tools import EarlierToolCall, Tool, ToolCall, ToolCallDelta
 from server.protocol.usage import (
     Answer,
     ChatFinishReasonField,
+    PromptLogprobsField,
     PromptTokenIdsField,
     StopReasonField,
     TokenIdsField,
@@ -224,6 +225,7 @@ class ChatCompletion(Answer):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     prompt_token_ids: PromptTokenIdsField = None
+    prompt_logprobs: PromptLogprobsField = None
 
 
 class ChatCompletionChunk(Answer):
@@ -232,3 +234,4 @@ class ChatCompletionChunk(Answer):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     prompt_token_ids: PromptTokenIdsField = None
+    prompt_logprobs: PromptLogprobsField = None

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from engine.outputs import RequestOutput
 from server.protocol.chat import AssistantMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, MessageDelta
 from server.protocol.tools import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
+from server.protocol.usage import PromptLogprob
 from server.services.generation import Choice
-from server.services.logprobs import chat_logprobs
+from server.services.logprobs import chat_logprobs, prompt_logprobs
 from server.services.reasoning import ReasoningSplitter
 from server.tools.parser import CallDelta, Parsed
 from server.tools.plan import ToolPlan
@@ -20,6 +21,9 @@ class ChatChoiceWriter:
         plan: How calls in it are read; None takes all of the text as content.
         reasoning: Takes thoughts apart; None leaves them in the content.
         with_token_ids: Whether the deltas have the token ids.
+
+    Attributes:
+        prompt_logprobs: Those of the prompt, once they have come, if they come with this choice.
     """
 
     def __init__(
@@ -37,12 +41,16 @@ class ChatChoiceWriter:
         self._parser = plan.parser() if plan is not None else None
         self._has_begun = False
         self._has_content = False
+        self.prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
     def write(self, output: RequestOutput) -> ChatChunkChoice:
         """What an output adds."""
         is_last = output.finish_reason is not None
         message = MessageDelta() if self._has_begun else MessageDelta(role="assistant")
         self._has_begun = True
+        if output.prompt_logprobs is not None and self.choice.params.prompt_logprobs is not None:
+            num_top = self.choice.params.prompt_logprobs
+            self.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, num_top)
         reason = output.finish_reason and output.finish_reason.value
         text = self._said(output.text, message, is_last=is_last)
         if self._parser is None:

@@ -43,12 +43,19 @@ class ChoiceOutput:
 
 
 def make_choices(
-    call_id: str, prompt_index: int, n: int, prompt_token_ids: Sequence[int], params: SamplingParams
+    call_id: str,
+    prompt_index: int,
+    n: int,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    repeats_prompt: bool = False,
 ) -> list[Choice]:
     """The n choices of one prompt.
 
     They differ by `params.choice` and share the seed. Without one it is drawn here, once per prompt, so
-    that equal prompts of a call differ while the choices of one prompt stay streams of one seed.
+    that equal prompts of a call differ while the choices of one prompt stay streams of one seed. The
+    prompt's own log probabilities come with the first choice, unless each of them repeats the prompt.
     """
     seed = secrets.randbelow(SEED_MAX + 1) if params.seed is None else params.seed
     prompt = tuple(prompt_token_ids)
@@ -58,7 +65,12 @@ def make_choices(
             prompt_index=prompt_index,
             request_id=f"{call_id}-{prompt_index * n + number}",
             prompt_token_ids=prompt,
-            params=replace(params, seed=seed, choice=number),
+            params=replace(
+                params,
+                seed=seed,
+                choice=number,
+                prompt_logprobs=params.prompt_logprobs if number == 0 or repeats_prompt else None,
+            ),
         )
         for number in range(n)
     ]

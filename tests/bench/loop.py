@@ -1,16 +1,17 @@
 """What do large bodies, long prompts and clients that do not read cost everybody else?
 
-    python -m tests.bench.loop [--megabytes 5] [--rounds 3]
+    python -m tests.bench.loop [--megabytes 5] [--rounds 3] [--only ids]
 
-A server in a process of its own, with a tokenizer and a chat template at work but no model: a stream hands out
-a token every 10 ms. This process reads that stream and asks for /health all the time, while one thing after
-the other happens. Said are the longest round trip of /health and the longest time without a token, per event.
-The bound is 100 ms.
+A server in a process of its own, with a tokenizer and a chat template at work but no model: a stream hands
+out a token every 10 ms. This process reads that stream and asks for /health all the time, while one thing
+after the other happens. Said are the longest round trip of /health and the longest time without a token, per
+event. The bound is 100 ms.
 """
 
 import argparse
 import asyncio
 import contextlib
+import gc
 import http.client
 import json
 import random
@@ -21,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import urlsplit
 
 from engine.chat_options import DEFAULT_CHAT, ChatOptions
@@ -59,12 +61,13 @@ class TokenizingEngine(FakeEngine):
 def serve() -> None:
     """Serves until its input closes."""
     engine = TokenizingEngine(
-        answer=b"tokens and " * 100_000,
+        answer=b"tokens and " * 10_000,
         tokens_per_step=1,
         step_seconds=1 / _TOKENS_PER_SECOND,
-        max_model_len=10_000_000,
+        max_model_len=200_000,
     )
     sys.setswitchinterval(SWITCH_SECONDS)
+    gc.freeze()
     with running_server(create_app(engine, AppSettings(), new_metrics(engine))) as server:
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
@@ -147,46 +150,42 @@ def events(megabytes: float) -> Iterator[tuple[str, Callable[[str], None]]]:
     def ids(count: int) -> str:
         return ",".join(str(chance.randrange(256)) for _ in range(count))
 
-    def items(item: str) -> str:
-        return ",".join([item] * (size // (len(item) + 1)))
+    def messages(count: int, text: str) -> str:
+        return ",".join([json.dumps({"role": "user", "content": text})] * count)
 
-    message = '{"role":"user","content":"%s"}'
+    prompts = ",".join([f"[{ids(size // 3600)}]"] * 1000)
+    keys = ",".join(f'"k{number}":1' for number in range(size // 12))
+    biases = ",".join(f'"{number}":1' for number in range(size // 11))
     bodies = {
-        "nothing": (_COMPLETIONS, '{"prompt":"x","max_tokens":1}'),
-        "a body of text": (_COMPLETIONS, '{"prompt":"%s","max_tokens":1}' % ("some words " * (size // 11))),
-        "100k tokens as text": (_COMPLETIONS, '{"prompt":"%s","max_tokens":1}' % ("some words " * 9091)),
-        "100k tokens as ids": (_COMPLETIONS, '{"prompt":[%s],"max_tokens":1}' % ids(100_000)),
-        "100k tokens in a chat": (_CHAT, '{"messages":[%s],"max_tokens":1}' % (message % ("words " * 16667))),
-        "a body of ids": (_COMPLETIONS, '{"prompt":[%s],"max_tokens":1}' % ids(size * 2 // 7)),
-        "a body of prompts": (
-            _COMPLETIONS,
-            '{"prompt":[%s],"max_tokens":1}' % ",".join([f"[{ids(size // 3600)}]"] * 1000),
-        ),
-        "60k messages": (_CHAT, '{"messages":[%s],"max_tokens":1}' % ",".join([message % "hello"] * 60_000)),
-        "a body of messages": (_CHAT, '{"messages":[%s],"max_tokens":1}' % items(message % "x")),
-        "a body of empty lists": (_COMPLETIONS, '{"prompt":"x","x":[%s]}' % items("[]")),
-        "a body of keys": (
-            _COMPLETIONS,
-            '{"prompt":"x",%s}' % ",".join(f'"k{number}":1' for number in range(size // 12)),
-        ),
-        "a body of biases": (
-            _COMPLETIONS,
-            '{"prompt":"x","logit_bias":{%s}}' % ",".join(f'"{number}":1' for number in range(size // 11)),
-        ),
-        "a body of broken JSON": (_COMPLETIONS, '{"prompt":[%s,' % items("1") + "]}"),
+        "nothing": '"prompt": "x"',
+        "a body of text": f'"prompt": "{"some words " * (size // 11)}"',
+        "100k tokens as text": f'"prompt": "{"some words " * 9091}"',
+        "100k tokens as ids": f'"prompt": [{ids(100_000)}]',
+        "100k tokens in a chat": f'"messages": [{messages(1, "words " * 16667)}]',
+        "a body of ids": f'"prompt": [{ids(size * 2 // 7)}]',
+        "a body of prompts": f'"prompt": [{prompts}]',
+        "60k messages": f'"messages": [{messages(60_000, "hello")}]',
+        "a body of messages": f'"messages": [{messages(size // 36, "x")}]',
+        "a body of empty lists": f'"prompt": "x", "x": [{",".join(["[]"] * (size // 3))}]',
+        "a body of keys": f'"prompt": "x", {keys}',
+        "a body of biases": f'"prompt": "x", "logit_bias": {{{biases}}}',
+        "a body of broken JSON": f'"prompt": [{",".join("1" * (size // 2))},',
     }
-    for name, (path, body) in bodies.items():
-        yield name, lambda url, path=path, body=body.encode(): post(url, path, body)  # type: ignore[misc]
+    for name, fields in bodies.items():
+        path = _CHAT if "messages" in fields[:12] else _COMPLETIONS
+        yield name, partial(post, path=path, body=f'{{"max_tokens": 1, {fields}}}'.encode())
     yield "a client that reads late", read_late
 
 
-def report(megabytes: float, rounds: int) -> None:
+def report(options: argparse.Namespace) -> None:
     command = [sys.executable, "-m", "tests.bench.loop", "--serve"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         url = line(server)
-        for name, happen in events(megabytes):
+        for name, happen in events(options.megabytes):
+            if options.only not in name:
+                continue
             health = stream = seconds = 0.0
-            for _ in range(rounds):
+            for _ in range(options.rounds):
                 with Watch(url) as watch:
                     began = time.perf_counter()
                     happen(url)
@@ -205,12 +204,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.loop", description=__doc__.split("\n")[0])
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--megabytes", type=float, default=5)
+    parser.add_argument("--only", default="", help="events whose names have this in them")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     if options.serve:
         serve()
     else:
-        report(options.megabytes, options.rounds)
+        report(options)
 
 
 if __name__ == "__main__":
