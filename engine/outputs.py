@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.errors import InvalidRequest
 from engine.planning import PlanStats
 
 
@@ -96,6 +97,7 @@ class RequestOutput:
         prompt_logprobs: One entry per prompt token, the first None; comes once, with the first output.
         finish_reason: Set on the last output.
         stop_reason: The stop string or stop id that ended the answer, if one of those did.
+        error: What to tell the client where it ended with an error that the request itself brought about.
         num_prompt_tokens: Length of the prompt.
         num_cached_tokens: Leading prompt tokens that the prefix cache supplied at admission.
         num_output_tokens: Length of the answer so far.
@@ -109,6 +111,7 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    error: InvalidRequest | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
