@@ -69,9 +69,10 @@ def tool_case(number: int) -> Case:
         for place in range(chance.randint(1, 3))
     ]
     is_parallel = bool(number % 3)
-    marks = Mark(tool_format.opening), Mark(tool_format.closing)
-    grammar = CallsGrammar(tool_format, *marks, functions, is_parallel)
-    is_free = number % 5 == 0
+    opening, closing = Mark(tool_format.opening), Mark(tool_format.closing)
+    middle = Mark(tool_format.arguments_mark) if tool_format.arguments_mark else None
+    grammar = CallsGrammar(tool_format, opening, closing, functions, is_parallel, middle)
+    is_free = number % 4 == 0
     source = grammar.free() if is_free else grammar.required()
 
     def check(text: str) -> None:

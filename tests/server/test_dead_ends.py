@@ -19,7 +19,7 @@ CHOICE = {"choice": ["one two quite"]}
 
 
 def without_q() -> GrammarVocabulary:
-    """The bytes, one of which cannot be written, as vocabularies of words have no token for most characters."""
+    """The bytes, but one cannot be written, as vocabularies of words have no token for most characters."""
     tokens = [bytes([byte]) if byte != ord("q") else b"Q!" for byte in range(256)]
     special = [b"<bos>", b"<eos>", b"<|im_end|>"]
     return GrammarVocabulary(
