@@ -7,7 +7,7 @@ from starlette.responses import Response
 from server.disconnect import until_disconnect
 from server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from server.protocol.completion import Completion, CompletionRequest
-from server.routes.bodies import ERROR_RESPONSES, body_schema, json_response, name_ignored, read_body
+from server.routes.bodies import ERROR_RESPONSES, BodyReader, body_schema, json_response, name_ignored
 from server.scopes import Scopes
 from server.services.admission import Admission
 from server.services.chat import ChatService
@@ -23,7 +23,11 @@ CHAT_EXAMPLE: dict[str, object] = {
 
 
 def generation_router(
-    completions: CompletionService, chat: ChatService, admission: Admission, scopes: Scopes
+    completions: CompletionService,
+    chat: ChatService,
+    admission: Admission,
+    scopes: Scopes,
+    bodies: BodyReader,
 ) -> APIRouter:
     """POST /v1/completions and /v1/chat/completions."""
     router = APIRouter(tags=["generation"])
@@ -37,7 +41,7 @@ def generation_router(
     async def create_completion(request: Request) -> Response:
         """Continue a text."""
         admission.check()
-        body = await read_body(request, CompletionRequest)
+        body = await bodies.read(request, CompletionRequest)
         scope = scopes.name(request.headers)
         if body.stream:
             return name_ignored(EventStream(completions.stream(body, scope)), body.ignored_fields)
@@ -53,7 +57,7 @@ def generation_router(
     async def create_chat_completion(request: Request) -> Response:
         """Continue a conversation."""
         admission.check()
-        body = await read_body(request, ChatCompletionRequest)
+        body = await bodies.read(request, ChatCompletionRequest)
         scope = scopes.name(request.headers)
         if body.stream:
             return name_ignored(EventStream(chat.stream(body, scope)), body.ignored_fields)
