@@ -267,7 +267,7 @@ class AsyncEngine:
             self._inboxes.deliver(dict.fromkeys(failed, _failure()))
             return
         self._core.timer.enter(StepPart.OUTPUT)
-        self._inboxes.deliver({output.request_id: output for output in outputs})
+        self._inboxes.deliver({output.request_id: output.error or output for output in outputs})
 
     def _report(self) -> None:
         stats = self._core.take_stats()

@@ -1,5 +1,6 @@
 """ChatTemplate: a conversation as the text that the model was trained to continue."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 import jinja2
@@ -10,6 +11,8 @@ from engine.errors import InvalidRequest, StartupError
 
 _INSTRUCTIONS = frozenset({"system", "developer"})
 _EVERY_TEMPLATE_TAKES = frozenset({"user", "assistant"})
+
+_MARK = re.compile(r"message-\d+-mark")
 
 Message = Mapping[str, object]
 
@@ -108,7 +111,8 @@ class ChatTemplate:
             tools,
             options,
         )
-        return frozenset(str(chat[index]["role"]) for index, mark in marks.items() if mark not in text)
+        shown = set(_MARK.findall(text))
+        return frozenset(str(chat[index]["role"]) for index, mark in marks.items() if mark not in shown)
 
     def _takes(self, role: str) -> bool:
         try:

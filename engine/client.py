@@ -30,6 +30,7 @@ class ModelInfo:
         max_draft_tokens: Draft nodes per step that the server was set to; 0 without speculation.
         has_chat_template: Whether chat requests can be served.
         chat_template: Its source; empty without one.
+        tool_template: The source of the one for conversations with tools, if that is another one.
         acceptance: Which acceptance rules requests may ask for.
         weights: Type of the model's weights: float32, float16, bfloat16 or int8.
         takes_predictions: Whether drafts are made from the predictions that requests bring.
@@ -44,6 +45,7 @@ class ModelInfo:
     has_chat_template: bool
     weights: str
     chat_template: str = ""
+    tool_template: str = ""
     acceptance: AcceptancePolicy = ANY_LOSSLESS
     takes_predictions: bool = True
     probed_acceptance: float | None = None

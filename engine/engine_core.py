@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -19,7 +20,6 @@ from engine.output_processor import OutputProcessor
 from engine.outputs import FinishReason, RequestOutput, StepPart, StepStats, TokenLogprob
 from engine.planning import PlannerReport
 from engine.prompt_logprobs import PromptLogprobs
-from engine.sampling.logprobs import RowLogprobs
 from engine.sampling.sampler import SampledRun, Sampler
 from engine.sampling_params import SamplingParams
 from engine.step_recorder import RequestRecord, StepRecorder
@@ -220,8 +220,7 @@ class EngineCore:
         processed = self._outputs.process(request.request_id, sampled.token_ids, stop)
         run = sampled.token_ids[: processed.num_kept]
         if request.matcher is not None and not request.matcher.advance(run):
-            logger.error("request %s: its grammar and its other options leave no token", request.request_id)
-            return self.abort(request.request_id, FinishReason.ERROR)
+            return self._dead_end(request, request.matcher, run)
         accepted = sampled.accepted_nodes[: len(run)]
         if self._drafting is not None:
             self._drafting.note_verdict(item, sampled.accepted_nodes)
@@ -236,7 +235,7 @@ class EngineCore:
             request.request_id,
             token_ids=run,
             text=processed.text,
-            logprobs=self._token_logprobs(sampled.logprobs, len(run)),
+            logprobs=sampled.logprobs and tuple(map(self._outputs.logprobs, sampled.logprobs[: len(run)])),
             prompt_logprobs=self._prompt_logprobs_of(request) if is_first else None,
             finish_reason=processed.finish_reason,
             stop_reason=processed.stop_reason,
@@ -248,6 +247,14 @@ class EngineCore:
         if processed.finish_reason is not None:
             self._retire(request, processed.finish_reason)
         return output
+
+    def _dead_end(self, request: Request, matcher: Matcher, run: Sequence[int]) -> RequestOutput | None:
+        """Ends a request whose format leaves no token to go on with."""
+        said = [*request.token_ids[request.num_prompt_tokens :], *run][: matcher.num_followed]
+        error = matcher.dead_end(self._outputs.text_of(said))
+        logger.warning("request %s ends: %s", request.request_id, error)
+        output = self.abort(request.request_id, FinishReason.ERROR)
+        return output and replace(output, error=error)
 
     def _enter(self, item: ScheduledRequest, run: Sequence[int], accepted: Sequence[int]) -> None:
         """Bookkeeping of the tokens that stand, `accepted` being the nodes among them."""
@@ -261,11 +268,6 @@ class EngineCore:
         if not request.needs_every_row:
             return None
         return (None, *map(self._outputs.logprobs, self._prompt_logprobs.of(request)))
-
-    def _token_logprobs(
-        self, rows: Sequence[RowLogprobs] | None, num_kept: int
-    ) -> tuple[TokenLogprob, ...] | None:
-        return None if rows is None else tuple(map(self._outputs.logprobs, rows[:num_kept]))
 
     def _propose(self) -> None:
         """Drafts for the next step."""

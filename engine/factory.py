@@ -269,6 +269,7 @@ def _model_info(config: EngineConfig, target: LoadedModel, tokenizer: Tokenizer 
         ),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
         chat_template="" if tokenizer is None else tokenizer.chat_template,
+        tool_template="" if tokenizer is None else tokenizer.tool_template,
         acceptance=config.speculation.policy,
         weights=target.weights,
         takes_predictions=config.speculation.predictions,

@@ -18,6 +18,7 @@ from engine.token_tree import TokenTree
 
 _KEPT_GRAMMARS = 64
 _MAX_MESSAGE = 300
+_MAX_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,22 @@ class Matcher:
     Args:
         matcher: A fresh one of llguidance's, for this request alone.
         eos_token_ids: Ids that end the model's turn.
+        param: The request field that the grammar comes from.
     """
 
-    def __init__(self, matcher: LLMatcher, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, matcher: LLMatcher, eos_token_ids: frozenset[int], param: str) -> None:
         self._committed = matcher
+        self._param = param
         self._eos_token_ids = eos_token_ids
         self._ahead: tuple[int, ...] = ()  # Draft tokens behind what is committed ...
         self._walker = matcher.deep_copy()  # ... and who has walked along them.
         self._masks: dict[tuple[int, ...], bytes | None] = {}
+        self._num_followed = 0
+
+    @property
+    def num_followed(self) -> int:
+        """Tokens of the answer, an EOS excepted, that the grammar has allowed."""
+        return self._num_followed
 
     def masks(self, paths: Sequence[tuple[int, ...]]) -> list[bytes | None]:
         """Behind each path of draft tokens, a bit per token id (the lowest first): whether it may come next.
@@ -68,10 +77,23 @@ class Matcher:
         """Follows committed tokens; whether the grammar allows them."""
         is_end = bool(run) and run[-1] in self._eos_token_ids
         said = list(run[:-1] if is_end else run)
-        is_legal = not said or self._committed.try_consume_tokens(said) == len(said)
+        num_legal = self._committed.try_consume_tokens(said) if said else 0
+        is_legal = num_legal == len(said)
+        self._num_followed += num_legal
         self._ahead, self._walker = (), self._committed.deep_copy()
         self._masks.clear()
         return is_legal and (not is_end or self._committed.is_accepting())
+
+    def dead_end(self, text: str) -> InvalidRequest:
+        """What to tell the client whose answer cannot go on behind a text, the one followed so far."""
+        where = f"behind {text[-_MAX_SHOWN:]!r}" if text else "at its very beginning"
+        if self._committed.is_error():
+            fault = f"has become too complex to follow ({self._committed.get_error().splitlines()[0]})"
+        else:
+            forced = self._committed.compute_ff_bytes().decode("utf-8", "replace")
+            demanded = repr(forced[:_MAX_SHOWN]) if forced else "what"
+            fault = f"allows only {demanded}{' next, which' if forced else ''} no token of the model writes"
+        return InvalidRequest(f"{self._param}: {where} the format {fault}: change it", self._param)
 
     def forced_tokens(self) -> tuple[int, ...]:
         """Tokens that write what the grammar leaves no choice about, as the tokenizer would split it."""
@@ -157,7 +179,7 @@ class GrammarCompiler:
                 if len(self._compiled) > _KEPT_GRAMMARS:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(key)
-            return Matcher(self._compiled[key].deep_copy(), self._eos_token_ids)
+            return Matcher(self._compiled[key].deep_copy(), self._eos_token_ids, constraint.param)
 
     def _new(self, constraint: Constraint) -> LLMatcher:
         tokenizer = self._tokenizer or self._read_tokenizer(constraint.param)

@@ -70,6 +70,10 @@ class OutputProcessor:
         """Ends an answer from outside (abort, error): the text that was held back. Empty if it had ended."""
         return self._answers[request_id].finish()
 
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, for messages."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True) if self._tokenizer else ""
+
     def remove(self, request_id: str) -> None:
         """Forgets an answer; unknown ids are no error, since a request may end before it was added."""
         self._answers.pop(request_id, None)
@@ -81,7 +85,7 @@ class OutputProcessor:
             for token_id, logprob in row.top
         )
         return TokenLogprob(
-            row.token_id, self._text(row.token_id), self._bytes(row.token_id), row.logprob, top
+            row.token_id, self._text(row.token_id), self._bytes(row.token_id), row.logprob, top, row.rank
         )
 
     def _text(self, token_id: int) -> str:

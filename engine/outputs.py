@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.errors import InvalidRequest
 from engine.planning import PlanStats
 
 
@@ -55,9 +56,10 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob(TopLogprob):
-    """The chosen token of a position, and its best alternatives, most likely first."""
+    """The chosen token of a position, its best alternatives, most likely first, and, in prompts, its rank."""
 
     top: tuple[TopLogprob, ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class RequestOutput:
         prompt_logprobs: One entry per prompt token, the first None; comes once, with the first output.
         finish_reason: Set on the last output.
         stop_reason: The stop string or stop id that ended the answer, if one of those did.
+        error: What to tell the client where it ended with an error that the request itself brought about.
         num_prompt_tokens: Length of the prompt.
         num_cached_tokens: Leading prompt tokens that the prefix cache supplied at admission.
         num_output_tokens: Length of the answer so far.
@@ -108,6 +111,7 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    error: InvalidRequest | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0

@@ -4,7 +4,7 @@ import torch
 
 from engine.core.request import Request
 from engine.core.scheduler import ScheduledRequest
-from engine.sampling.logprobs import RowLogprobs, row_logprobs
+from engine.sampling.logprobs import RowLogprobs, ranked, row_logprobs
 
 
 class PromptLogprobs:
@@ -35,7 +35,8 @@ class PromptLogprobs:
         num_top = request.params.prompt_logprobs
         assert num_top is not None
         if tokens:
-            collected.extend(row_logprobs(rows[skip : skip + len(tokens)], tokens, num_top))
+            wanted = rows[skip : skip + len(tokens)]
+            collected.extend(ranked(row_logprobs(wanted, tokens, num_top), wanted))
 
     def of(self, request: Request) -> list[RowLogprobs]:
         """What was collected; the first token, which has none, is left out."""

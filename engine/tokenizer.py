@@ -16,6 +16,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _NUM_CONTEXT = 16
 # A character that merges with nothing behind it.
 _LEAD = "\u263a"
+# What transformers calls a model's templates, where it has several.
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"
 _SENTENCEPIECE_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
@@ -45,8 +47,10 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = bool(tokenizer.split_special_tokens)
-        source = _template_source(tokenizer) if chat_template is None else chat_template
-        self._chat_template = ChatTemplate(tokenizer, source) if source else None
+        sources = _template_sources(tokenizer) if chat_template is None else {_DEFAULT: chat_template}
+        templates = {name: ChatTemplate(tokenizer, source) for name, source in sources.items() if source}
+        self._chat_template = templates.get(_DEFAULT)
+        self._tool_template = templates.get(_WITH_TOOLS)
         self.special_ids: frozenset[int] = frozenset(tokenizer.all_special_ids) | {
             token_id for token_id, token in self._backend.get_added_tokens_decoder().items() if token.special
         }
@@ -134,6 +138,11 @@ class Tokenizer:
         """The source of the model's chat template; empty without one."""
         return self._chat_template.source if self._chat_template else ""
 
+    @property
+    def tool_template(self) -> str:
+        """The source of the template for conversations with tools; empty if there is none of its own."""
+        return self._tool_template.source if self._tool_template else ""
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, object]],
@@ -151,8 +160,9 @@ class Tokenizer:
                 "or start the server with --chat-template",
                 "messages",
             )
+        template = (self._tool_template if tools else None) or self._chat_template
         # The template writes the special tokens itself.
-        return self._encode(self._chat_template.render(messages, tools, options), False, "messages")
+        return self._encode(template.render(messages, tools, options), False, "messages")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to a text it does not begin; empty for ids outside the vocabulary."""
@@ -200,9 +210,12 @@ class Tokenizer:
         return ids
 
 
-def _template_source(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def _template_sources(tokenizer: PreTrainedTokenizerBase) -> dict[str, str | None]:
+    """The templates that are used, by name; others that a model may have are for other purposes."""
     template: str | dict[str, str] | None = tokenizer.chat_template
-    return template.get("default") if isinstance(template, dict) else template
+    if isinstance(template, dict):
+        return {name: template.get(name) for name in (_DEFAULT, _WITH_TOOLS)}
+    return {_DEFAULT: template}
 
 
 def _decoder_steps(decoder: object) -> list[dict[str, object]]:

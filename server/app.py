@@ -26,6 +26,7 @@ from server.protocol.completion import CompletionRequest
 from server.protocol.response import ResponseRequest
 from server.protocol.response_events import RESPONSE_EVENTS
 from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from server.routes.bodies import BodyReader
 from server.routes.docs import docs_router
 from server.routes.generation import generation_router
 from server.routes.models import models_router
@@ -101,6 +102,7 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
     store = ResponseStore(settings.max_stored_responses, settings.max_stored_bytes)
     scopes = Scopes()
     admission = Admission(engine)
+    bodies = BodyReader()
     app = FastAPI(
         title="Outrider",
         version=__version__,
@@ -119,10 +121,10 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
     app.state.outrider = AppState(admission)
     add_exception_handlers(app)
     routers = [
-        generation_router(completions, chat, admission, scopes),
-        responses_router(ResponseService(engine, models, prompter, store), admission, scopes),
+        generation_router(completions, chat, admission, scopes, bodies),
+        responses_router(ResponseService(engine, models, prompter, store), admission, scopes, bodies),
         models_router(models),
-        tokenization_router(TokenizationService(engine, models)),
+        tokenization_router(TokenizationService(engine, models), bodies),
         probes_router(admission, metrics),
         docs_router(lambda: _schema(app)),
     ]

@@ -1,5 +1,6 @@
 """The composition root: builds engine, metrics and app from the settings and runs them until a signal."""
 
+import gc
 import logging
 import threading
 from collections.abc import Iterator
@@ -85,6 +86,10 @@ def _built(config: EngineConfig) -> Engine:
 @contextmanager
 def _running_engine(config: EngineConfig) -> Iterator[AsyncEngine]:
     built = _built(config)
+    # What is there now stays. Looking through all of it for garbage would hold everything up, the event loop
+    # too, for as long as a step of a small model takes, each time that many objects have been made.
+    gc.collect()
+    gc.freeze()
     engine = AsyncEngine(
         built.core, built.model, built.tokenizer, step_timeout_seconds=config.scheduler.step_timeout_seconds
     )

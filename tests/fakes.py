@@ -52,6 +52,7 @@ class FakeEngine:
         error_after: After this many outputs a request raises `error`.
         ending: Finish reason of complete answers.
         chat_template: The template's source, from which the server learns how calls are written.
+        tool_template: The source of another one for conversations with tools.
         template_error: Raised by apply_chat_template().
         trace_error: Raised by trace().
         planner_error: Raised by planner_report().
@@ -75,6 +76,7 @@ class FakeEngine:
     error: Exception = field(default_factory=lambda: EngineDead("the engine loop has ended"))
     ending: FinishReason = FinishReason.STOP
     chat_template: str = ""
+    tool_template: str = ""
     template_error: Exception | None = None
     trace_error: EngineError | None = None
     planner_error: EngineError | None = None
@@ -100,6 +102,7 @@ class FakeEngine:
             max_draft_tokens=self.drafted_per_step,
             has_chat_template=True,
             chat_template=self.chat_template,
+            tool_template=self.tool_template,
             weights="int8",
             acceptance=self.acceptance,
             takes_predictions=self.takes_predictions,
@@ -263,7 +266,7 @@ def fake_logprob(token_id: int, position: int, count: int) -> TokenLogprob:
     best = -0.125 * (position % 7 + 1)
     top = tuple(_candidate((token_id + rank) % VOCAB_SIZE, best - rank) for rank in range(count))
     chosen = _candidate(token_id, best)
-    return TokenLogprob(chosen.token_id, chosen.token, chosen.bytes, chosen.logprob, top)
+    return TokenLogprob(chosen.token_id, chosen.token, chosen.bytes, chosen.logprob, top, 1)
 
 
 def _candidate(token_id: int, logprob: float) -> TopLogprob:

@@ -56,3 +56,67 @@ def _leaf(chance: random.Random) -> dict[str, Any]:
         {"const": chance.choice(_WORDS)},
     ]
     return chance.choice(leaves)
+
+
+def wide_schema(seed: int) -> dict[str, Any]:
+    """A schema that uses more of the language than `random_schema`; the same for the same seed.
+
+    With a model that says anything, some of its answers do not end by themselves: numbers of any length,
+    keys that are free, trees that grow.
+    """
+    chance = random.Random(f"wide {seed}")
+    tree = {
+        "type": "object",
+        "properties": {
+            "value": _leaf(chance),
+            "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/tree"}]},
+        },
+        "required": ["value"],
+        "additionalProperties": False,
+    }
+    definitions = {"leaf": _wide_leaf(chance), "pair": _object(chance, 1), "tree": tree}
+    return {**_wide(chance, 3), "$defs": definitions}
+
+
+def _wide(chance: random.Random, depth: int) -> dict[str, Any]:
+    if depth == 0:
+        return _wide_leaf(chance)
+    kind = chance.choice(("object", "object", "row", "list", "union", "both", "tree", "map", "leaf", "old"))
+    if kind == "object":
+        names = chance.sample(string.ascii_letters, chance.randint(1, 4))
+        return {
+            "type": "object",
+            "description": "what it is for",
+            "properties": {name: _wide(chance, depth - 1) for name in names},
+            "required": chance.sample(names, chance.randint(0, len(names))),
+            "additionalProperties": False,
+        }
+    if kind == "row":
+        items = [_wide(chance, depth - 1) for _ in range(chance.randint(1, 3))]
+        return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
+    if kind == "list":
+        return {"type": "array", "items": _wide(chance, depth - 1), "maxItems": chance.randint(1, 3)}
+    if kind == "union":
+        return {"anyOf": [_wide(chance, depth - 1), {"type": "null"}]}
+    if kind == "both":
+        return {"allOf": [{"type": "integer", "minimum": -5}, {"maximum": chance.randint(0, 500)}]}
+    if kind == "tree":
+        return {"$ref": "#/$defs/tree"}
+    if kind == "map":
+        values = {"type": "object", "patternProperties": {"^[xy]$": _leaf(chance)}}
+        return {**values, "additionalProperties": False}
+    return _wide_leaf(chance) if kind == "leaf" else _value(chance, depth)
+
+
+def _wide_leaf(chance: random.Random) -> dict[str, Any]:
+    leaves: list[dict[str, Any]] = [
+        {"type": "number", "minimum": -1.5, "maximum": chance.randint(0, 99)},
+        {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": chance.randint(3, 4000)},
+        {"type": "string", "format": chance.choice(("uuid", "ipv4", "date-time"))},
+        {"type": "string", "pattern": chance.choice(("^\\w{2}é?$", "^(?:[0-9]{2}:){2}[0-9]{2}$", "^$"))},
+        {"type": ["string", "integer"], "maxLength": 3, "minimum": 0, "maximum": 9},
+        {"const": {"nested": ["ž", 1.5, None, {"a b": False}]}},
+        {"enum": [1.25, "two\twords", ["x"], chance.choice(_WORDS)]},
+        _leaf(chance),
+    ]
+    return chance.choice(leaves)

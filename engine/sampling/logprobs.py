@@ -1,7 +1,7 @@
 """Log probabilities as they are reported: the model's own, before any sampling option acts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,11 +16,13 @@ class RowLogprobs:
         token_id: The token.
         logprob: Natural logarithm of its probability.
         top: (token id, logprob) of the most likely tokens, most likely first, the lowest id among equals.
+        rank: The token's place in that order, from 1, if it was asked for.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    rank: int | None = None
 
 
 def row_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -> list[RowLogprobs]:
@@ -45,6 +47,24 @@ def row_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -
         tops = _top(logprobs, min(num_top, logits.shape[1]))
         results.extend(map(RowLogprobs, tokens, chosen, tops))
     return results
+
+
+def ranked(rows: Sequence[RowLogprobs], logits: torch.Tensor) -> list[RowLogprobs]:
+    """The same with the rank of each token.
+
+    Args:
+        rows: What `row_logprobs` says of the logits.
+        logits: float32 [num_rows, vocab_size], raw.
+    """
+    ranks: list[int] = []
+    for chunk in chunks(range(len(rows)), logits.shape[1]):
+        scores = logits[chunk[0] : chunk[-1] + 1]
+        tokens = torch.tensor([rows[row].token_id for row in chunk], device=logits.device)[:, None]
+        own = scores.gather(1, tokens)
+        ids = torch.arange(logits.shape[1], device=logits.device)
+        before = (scores > own) | ((scores == own) & (ids < tokens))
+        ranks += (1 + before.sum(dim=-1)).tolist()
+    return [replace(row, rank=rank) for row, rank in zip(rows, ranks, strict=True)]
 
 
 def _top(logprobs: torch.Tensor, num_top: int) -> list[tuple[tuple[int, float], ...]]:

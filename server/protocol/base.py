@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import ConfigDict, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.sampling_params import MAX_DRAFT_TOKENS, SEED_MAX, SEED_MIN
+from engine.sampling_params import MAX_DRAFT_TOKENS, MAX_LOGPROBS, SEED_MAX, SEED_MIN
 from server.protocol.fields import LogitBias, StopStrings
 from server.protocol.formats import ResponseFormat, StructuredOutputs
 from server.protocol.model import RequestModel
@@ -177,6 +177,13 @@ class GenerationRequest(SamplingRequest):
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers per prompt; they share the prompt's cache.")
     return_token_ids: bool = Field(
         False, description="Give the token ids of the prompt and of the answers, too."
+    )
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Report the log probability and the rank of each token of the prompt, and of this "
+        "many likeliest ones; the answer has them with the first of a prompt's n choices.",
     )
     response_format: ResponseFormat | None = Field(
         None, description="What the answer's text must be; OpenAI's field. Default: anything."

@@ -14,6 +14,7 @@ from server.protocol.tools import EarlierToolCall, Tool, ToolCall, ToolCallDelta
 from server.protocol.usage import (
     Answer,
     ChatFinishReasonField,
+    PromptLogprobsField,
     PromptTokenIdsField,
     StopReasonField,
     TokenIdsField,
@@ -208,6 +209,7 @@ class ChatCompletion(Answer):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     prompt_token_ids: PromptTokenIdsField = None
+    prompt_logprobs: PromptLogprobsField = None
 
 
 class ChatCompletionChunk(Answer):
@@ -216,3 +218,4 @@ class ChatCompletionChunk(Answer):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     prompt_token_ids: PromptTokenIdsField = None
+    prompt_logprobs: PromptLogprobsField = None

@@ -12,6 +12,7 @@ from server.protocol.refused import REFUSED_IN_COMPLETIONS, RefusedField
 from server.protocol.usage import (
     Answer,
     FinishReasonField,
+    PromptLogprobsField,
     PromptTokenIdsField,
     StopReasonField,
     TokenIdsField,
@@ -100,6 +101,7 @@ class CompletionChoice(BaseModel):
     stop_reason: StopReasonField
     token_ids: TokenIdsField = None
     prompt_token_ids: PromptTokenIdsField = None
+    prompt_logprobs: PromptLogprobsField = None
 
 
 class Completion(Answer):

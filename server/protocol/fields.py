@@ -12,6 +12,8 @@ PromptInput = str | tuple[int, ...]
 # As at OpenAI.
 MAX_PROMPTS = 2048
 
+_PIECE_ITEMS = 1 << 16
+
 # What rendering itself is told, so that no template has a variable of that name to itself.
 _TEMPLATE_ARGUMENTS = frozenset(
     {
@@ -29,8 +31,12 @@ _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minI
 
 
 def _item_types(items: Sequence[object]) -> set[type]:
-    # In C, for a prompt may have millions of items; by type(), since True is an int but no token id.
-    return set(map(type, items))
+    # In C, for a prompt may have millions of items, but in pieces, between which other threads get a turn; by
+    # type(), since True is an int but no token id.
+    kinds: set[type] = set()
+    for begin in range(0, len(items), _PIECE_ITEMS):
+        kinds.update(map(type, items[begin : begin + _PIECE_ITEMS]))
+    return kinds
 
 
 def _read_prompts(value: object) -> tuple[PromptInput, ...]:

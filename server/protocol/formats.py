@@ -1,14 +1,21 @@
 """Formats that an answer must have: OpenAI's response_format, and structured_outputs for all others."""
 
 from difflib import get_close_matches
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.protocol.model import RequestModel
 
+MAX_CHARACTERS = 1 << 17
+"""Of a schema, a grammar, or all choices together: compiling more would take many seconds."""
+
+_PUNCTUATION = 3
 _KINDS = ("json", "regex", "choice", "grammar")
+
+
+AnyFormat = TypeVar("AnyFormat")
 
 
 def _read_schema(value: object) -> dict[str, object] | str:
@@ -17,9 +24,29 @@ def _read_schema(value: object) -> dict[str, object] | str:
     raise PydanticCustomError("schema_type", "must be a JSON schema: an object, or its text")
 
 
+def _of_bearable_length(value: AnyFormat) -> AnyFormat:
+    """Refuses what is longer as JSON, more or less, than is compiled."""
+    left = MAX_CHARACTERS
+    rest: list[object] = [value]
+    while rest and left >= 0:
+        item = rest.pop()
+        left -= _PUNCTUATION + (len(item) if isinstance(item, str) else 0)
+        if isinstance(item, dict):
+            rest += [*item, *item.values()]
+        elif isinstance(item, list):
+            rest += item
+    if left < 0:
+        raise PydanticCustomError(
+            "too_long", "must be at most {limit} characters long, as JSON", {"limit": MAX_CHARACTERS}
+        )
+    return value
+
+
+NotTooLong = AfterValidator(_of_bearable_length)
+Schema = Annotated[dict[str, object], NotTooLong]
 SchemaOrText = Annotated[
     dict[str, object] | str,
-    PlainValidator(_read_schema),
+    PlainValidator(lambda value: _of_bearable_length(_read_schema(value))),
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
 ]
 
@@ -29,7 +56,7 @@ class JsonSchemaFormat(RequestModel):
 
     name: str = Field(min_length=1, description="What the schema is called; the model does not see it.")
     description: str | None = Field(None, description="What the schema is for; the model does not see it.")
-    schema_: dict[str, object] = Field(
+    schema_: Schema = Field(
         {}, alias="schema", description="The schema. Properties are written in its order."
     )
     strict: bool = Field(True, description="Has no effect: the schema is always enforced.")
@@ -66,11 +93,13 @@ class StructuredOutputs(RequestModel):
     json_: SchemaOrText | None = Field(
         None, alias="json", description="A JSON schema, as an object or as text."
     )
-    regex: str | None = Field(
+    regex: Annotated[str, NotTooLong] | None = Field(
         None, description="A regular expression (Rust's) that the whole answer matches."
     )
-    choice: list[str] | None = Field(None, min_length=1, description="Texts, one of which is the answer.")
-    grammar: str | None = Field(
+    choice: Annotated[list[str], NotTooLong] | None = Field(
+        None, min_length=1, description="Texts, one of which is the answer."
+    )
+    grammar: Annotated[str, NotTooLong] | None = Field(
         None, description="A context-free grammar, in Lark's notation (llguidance's) or llama.cpp's GBNF."
     )
 

@@ -62,7 +62,6 @@ REFUSED_EVERYWHERE = (
     ),
     RefusedField("prompt_embeds", ([],), "this server reads text and token ids"),
     RefusedField("truncate_prompt_tokens", (), "shorten the prompt"),
-    RefusedField("prompt_logprobs", (), "use echo with logprobs at /v1/completions"),
 )
 
 REFUSED_IN_CHAT = (

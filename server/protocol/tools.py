@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from server.protocol.formats import Schema
 from server.protocol.model import RequestModel
 
 _MODES = ("none", "auto", "required")
@@ -17,7 +18,7 @@ class Function(RequestModel):
 
     name: str = Field(pattern="^[a-zA-Z0-9_.-]{1,64}$", description="Letters, digits, _, . and -.")
     description: str | None = Field(None, description="What it does, for the model.")
-    parameters: dict[str, object] | None = Field(
+    parameters: Schema | None = Field(
         None, description="A JSON schema of its arguments, an object. Default: it takes none."
     )
     strict: bool = Field(

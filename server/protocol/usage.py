@@ -30,6 +30,23 @@ PromptTokenIdsField = Annotated[
 ]
 
 
+class PromptLogprob(BaseModel):
+    """What the model thought of a token at its place in the prompt."""
+
+    logprob: float = Field(description="Its log probability, the model's own.")
+    rank: int = Field(description="Its place among all tokens, the likeliest being 1.")
+    decoded_token: str = Field(description="Its text, with U+FFFD where it is no whole character.")
+
+
+PromptLogprobsField = Annotated[
+    list[dict[str, PromptLogprob] | None] | None,
+    Field(
+        description="Per token of the prompt: the token's id and those of the likeliest ones; null for the "
+        "first, which nothing predicted. In a stream with the first chunk; if asked for."
+    ),
+]
+
+
 class PromptTokensDetails(BaseModel):
     """Where the prompt's tokens came from."""
 

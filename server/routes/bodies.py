@@ -1,17 +1,20 @@
 """How handlers read requests and write answers."""
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.errors import ApiError
 from server.protocol.error import ErrorResponse
 from server.protocol.model import RequestModel
-from server.protocol.parsing import parse
+from server.protocol.parsing import parse, parse_in_pieces
 from server.sse import as_json
 
 AnyRequest = TypeVar("AnyRequest", bound=RequestModel)
@@ -19,6 +22,7 @@ AnyRequest = TypeVar("AnyRequest", bound=RequestModel)
 JSON_TYPE = "application/json"
 IGNORED_HEADER = "x-outrider-ignored-fields"
 MAX_IGNORED_NAMES = 32
+INLINE_BYTES = 1 << 16
 
 # A header takes no other characters, and need not repeat a novel.
 _SANE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -34,25 +38,46 @@ ERROR_RESPONSES: dict[int | str, dict[str, object]] = {
 }
 
 
-async def read_body(request: Request, kind: type[AnyRequest]) -> AnyRequest:
-    """The request in the body.
+class BodyReader:
+    """Reads requests; large ones in a worker thread, one at a time, so that the event loop stays free.
 
-    Raises:
-        ApiError: It is none.
+    One at a time, because each thread that runs Python is one more that the event loop waits for.
+
+    Args:
+        inline_bytes: Bodies up to here are read at once, which takes less time than going to a thread.
     """
-    content_type = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
+
+    def __init__(self, inline_bytes: int = INLINE_BYTES) -> None:
+        self._inline_bytes = inline_bytes
+        self._turn = asyncio.Semaphore(1)
+
+    async def read(self, request: Request, kind: type[AnyRequest]) -> AnyRequest:
+        """The request in the body.
+
+        Raises:
+            ApiError: It is none.
+        """
+        _check_headers(request.headers)
+        body = await request.body()
+        if len(body) <= self._inline_bytes:
+            return parse(kind, body)
+        async with self._turn:
+            return await asyncio.to_thread(parse_in_pieces, kind, body)
+
+
+def _check_headers(headers: Headers) -> None:
+    content_type = headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
     if content_type != JSON_TYPE and not content_type.endswith("+json"):
         raise ApiError(
             415,
             f"the body must be JSON: send Content-Type: {JSON_TYPE}, not {content_type[:100]!r}",
             code="unsupported_media_type",
         )
-    encoding = request.headers.get("content-encoding", "identity")
+    encoding = headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise ApiError(
             415, f"the body must not be compressed, got {encoding[:100]!r}", code="unsupported_media_type"
         )
-    return parse(kind, await request.body())
 
 
 def json_response(model: BaseModel) -> Response:
@@ -62,7 +87,8 @@ def json_response(model: BaseModel) -> Response:
 
 def name_ignored(response: Response, fields: Sequence[str]) -> Response:
     """The response with a header that lists fields of the request that had no effect."""
-    names = [name for name in fields if _SANE_NAME.fullmatch(name)][:MAX_IGNORED_NAMES]
+    sane = (name for name in fields if _SANE_NAME.fullmatch(name))
+    names = list(islice(sane, MAX_IGNORED_NAMES))
     unnamed = len(fields) - len(names)
     if fields:
         response.headers[IGNORED_HEADER] = ", ".join([*names, f"and {unnamed} more"] if unnamed else names)

@@ -9,11 +9,11 @@ from server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatComple
 from server.protocol.completion import Completion, CompletionRequest
 from server.routes.bodies import (
     ERROR_RESPONSES,
+    BodyReader,
     body_schema,
     event_schema,
     json_response,
     name_ignored,
-    read_body,
 )
 from server.scopes import Scopes
 from server.services.admission import Admission
@@ -30,7 +30,11 @@ CHAT_EXAMPLE: dict[str, object] = {
 
 
 def generation_router(
-    completions: CompletionService, chat: ChatService, admission: Admission, scopes: Scopes
+    completions: CompletionService,
+    chat: ChatService,
+    admission: Admission,
+    scopes: Scopes,
+    bodies: BodyReader,
 ) -> APIRouter:
     """POST /v1/completions and /v1/chat/completions."""
     router = APIRouter(tags=["generation"])
@@ -44,7 +48,7 @@ def generation_router(
     async def create_completion(request: Request) -> Response:
         """Continue a text."""
         admission.check()
-        body = await read_body(request, CompletionRequest)
+        body = await bodies.read(request, CompletionRequest)
         scope = scopes.name(request.headers)
         if body.stream:
             return name_ignored(EventStream(completions.stream(body, scope)), body.ignored_fields)
@@ -60,7 +64,7 @@ def generation_router(
     async def create_chat_completion(request: Request) -> Response:
         """Continue a conversation."""
         admission.check()
-        body = await read_body(request, ChatCompletionRequest)
+        body = await bodies.read(request, ChatCompletionRequest)
         scope = scopes.name(request.headers)
         if body.stream:
             return name_ignored(EventStream(chat.stream(body, scope)), body.ignored_fields)

@@ -15,11 +15,11 @@ from server.protocol.response_object import DeletedResponse, ResponseObject
 from server.routes.bodies import (
     ERROR_RESPONSES,
     JSON_TYPE,
+    BodyReader,
     body_schema,
     event_schema,
     json_response,
     name_ignored,
-    read_body,
 )
 from server.scopes import Scopes
 from server.services.admission import Admission
@@ -38,7 +38,9 @@ _EVENTS = event_schema(*(event.__name__ for event in RESPONSE_EVENTS), end=None)
 _ID = Path(description="The id of a stored response.", examples=["resp_1"])
 
 
-def responses_router(responses: ResponseService, admission: Admission, scopes: Scopes) -> APIRouter:
+def responses_router(
+    responses: ResponseService, admission: Admission, scopes: Scopes, bodies: BodyReader
+) -> APIRouter:
     """POST /v1/responses, GET and DELETE /v1/responses/{response_id}."""
     router = APIRouter(tags=["responses"])
 
@@ -58,7 +60,7 @@ def responses_router(responses: ResponseService, admission: Admission, scopes: S
     async def create_response(request: Request) -> Response:
         """Answer a text or a conversation, or go on with an earlier response."""
         admission.check()
-        body = await read_body(request, ResponseRequest)
+        body = await bodies.read(request, ResponseRequest)
         scope = scopes.name(request.headers)
         if body.stream:
             events = EventStream(responses.stream(body, scope), named_frame, end=b"")

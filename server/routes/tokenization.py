@@ -12,7 +12,7 @@ from server.protocol.tokenization import (
     TokenizeRequest,
     Version,
 )
-from server.routes.bodies import ERROR_RESPONSES, body_schema, json_response, read_body
+from server.routes.bodies import ERROR_RESPONSES, BodyReader, body_schema, json_response
 from server.services.tokenization import TokenizationService
 
 TOKENIZE_EXAMPLE: dict[str, object] = {"prompt": "The capital of France is"}
@@ -22,7 +22,7 @@ ERRORS: dict[int | str, dict[str, object]] = {
 }
 
 
-def tokenization_router(tokenization: TokenizationService) -> APIRouter:
+def tokenization_router(tokenization: TokenizationService, bodies: BodyReader) -> APIRouter:
     """POST /tokenize and /detokenize, GET /version."""
     router = APIRouter(tags=["models"])
 
@@ -34,7 +34,7 @@ def tokenization_router(tokenization: TokenizationService) -> APIRouter:
     )
     async def tokenize(request: Request) -> Response:
         """The tokens of a text or a conversation."""
-        return json_response(await tokenization.tokenize(await read_body(request, TokenizeRequest)))
+        return json_response(await tokenization.tokenize(await bodies.read(request, TokenizeRequest)))
 
     @router.post(
         "/detokenize",
@@ -44,7 +44,7 @@ def tokenization_router(tokenization: TokenizationService) -> APIRouter:
     )
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
-        return json_response(await tokenization.detokenize(await read_body(request, DetokenizeRequest)))
+        return json_response(await tokenization.detokenize(await bodies.read(request, DetokenizeRequest)))
 
     @router.head("/version", include_in_schema=False)
     @router.get("/version", response_description="The version.")

@@ -1,5 +1,6 @@
 """Chat completions: a conversation in, the assistant's answers out."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -52,6 +53,8 @@ class ChatService:
             usage=ledger.usage,
             speculation=ledger.speculation,
         )
+        if request.prompt_logprobs is not None:
+            answer.prompt_logprobs = writers[0].prompt_logprobs
         if request.return_token_ids:
             answer.prompt_token_ids = list(writers[0].choice.prompt_token_ids)
         return answer
@@ -70,11 +73,16 @@ class ChatService:
             request.stream_options,
         )
         prompt_is_due = request.return_token_ids
+        logprobs_are_due = request.prompt_logprobs is not None
         async with aclosing(chunks) as batches:
             async for batch in batches:
                 if prompt_is_due and batch:
                     batch[0].prompt_token_ids = list(writers[0].choice.prompt_token_ids)
                     prompt_is_due = False
+                if logprobs_are_due and writers[0].prompt_logprobs is not None:
+                    first = next(chunk for chunk in batch if chunk.choices[0].index == 0)
+                    first.prompt_logprobs = writers[0].prompt_logprobs
+                    logprobs_are_due = False
                 yield batch
 
     async def _writers(
@@ -95,7 +103,11 @@ class ChatService:
                 deltas = []
                 for item in batch:
                     ledger.add(item)
-                    deltas.append(by_index[item.choice.index].write(item.output))
+                    write = by_index[item.choice.index].write
+                    is_long = item.output.prompt_logprobs is not None
+                    deltas.append(
+                        await asyncio.to_thread(write, item.output) if is_long else write(item.output)
+                    )
                 yield [delta for delta in deltas if says_something(delta)]
 
 

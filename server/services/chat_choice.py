@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from engine.outputs import RequestOutput
 from server.protocol.chat import AssistantMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, MessageDelta
 from server.protocol.tools import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
+from server.protocol.usage import PromptLogprob
 from server.services.answer_reader import AnswerReader, Content, Piece, Thought
 from server.services.generation import Choice
-from server.services.logprobs import chat_logprobs
+from server.services.logprobs import chat_logprobs, prompt_logprobs
 from server.tools.parser import CallDelta
 
 
@@ -17,6 +18,9 @@ class ChatChoiceWriter:
     Args:
         reader: Reads the outputs.
         with_token_ids: Whether the deltas have the token ids.
+
+    Attributes:
+        prompt_logprobs: Those of the prompt, once they have come, if they come with this choice.
     """
 
     def __init__(self, reader: AnswerReader, *, with_token_ids: bool = False) -> None:
@@ -24,6 +28,7 @@ class ChatChoiceWriter:
         self._with_token_ids = with_token_ids
         self._has_begun = False
         self._has_content = False
+        self.prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
     @property
     def choice(self) -> Choice:
@@ -35,6 +40,9 @@ class ChatChoiceWriter:
         message = MessageDelta() if self._has_begun else MessageDelta(role="assistant")
         self._has_begun = True
         self._fill(message, self._reader.read(output))
+        if output.prompt_logprobs is not None and self.choice.params.prompt_logprobs is not None:
+            num_top = self.choice.params.prompt_logprobs
+            self.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, num_top)
         reason = output.finish_reason and output.finish_reason.value
         if not self._reader.reads_calls:
             message.content = message.content or ""

@@ -1,5 +1,6 @@
 """ChatPrompter: from a conversation to the engine requests that continue it, each with its reader."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -47,6 +48,7 @@ class ChatPrompter:
         plan = await self._tools.plan(request)
         token_ids = await self.render(request)
         params = chat_params(request, len(token_ids), self._engine.model, self._limits.max_logprobs)
+        self._limits.check_prompt_logprobs(params, len(token_ids))
         params = await with_bad_words(params, self._engine, request.bad_words)
         params = await with_prediction(params, self._engine, request.prediction, token_ids)
         params = replace(params, cache_scope=scope)
@@ -64,7 +66,7 @@ class ChatPrompter:
         Raises:
             InvalidRequest: The model's chat template refuses the conversation.
         """
-        messages, tools = self._tools.conversation(request)
+        messages, tools = await asyncio.to_thread(self._tools.conversation, request)
         options = ChatOptions(request.continue_final_message, request.chat_template_kwargs)
         param = request.names.prompt
         try:

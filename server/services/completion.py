@@ -1,5 +1,6 @@
 """Completions: prompts in, texts out."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from server.services.bad_words import with_bad_words
 from server.services.generation import Choice, generate, make_choices
 from server.services.ledger import Ledger
 from server.services.limits import Limits
-from server.services.logprobs import CompletionLogprobsBuilder, TextOffsets, join_logprobs
+from server.services.logprobs import CompletionLogprobsBuilder, TextOffsets, join_logprobs, prompt_logprobs
 from server.services.models import AnswerHead, ModelService
 from server.services.params import check_token_ids, completion_params
 from server.services.prediction import with_prediction
@@ -82,23 +83,28 @@ class CompletionService:
     async def _writers(self, request: CompletionRequest, call_id: str, scope: str) -> "list[_ChoiceWriter]":
         self._limits.check_choices(len(request.prompt) * request.n, "prompt")
         writers = []
+        num_reported = 0
         for prompt_index, prompt in enumerate(request.prompt):
             token_ids, ends = await self._token_ids(prompt, request.suffix)
             params = completion_params(request, len(token_ids), self._engine.model, self._limits.max_logprobs)
+            # Behind the check of its length, since a prompt that does not fit may have millions of them.
+            check_token_ids(token_ids, self._engine.model, "prompt")
+            await asyncio.sleep(0)  # There may be a thousand prompts, and others have their turn.
             params = await with_bad_words(params, self._engine, request.bad_words)
             params = await with_prediction(params, self._engine, request.prediction, token_ids)
             params = replace(params, cache_scope=scope, stop_token_ids=(*params.stop_token_ids, *ends))
+            num_reported += len(token_ids) * (request.n if request.echo else 1)
+            self._limits.check_prompt_logprobs(params, num_reported)
             echo = await self._echo(prompt, token_ids) if request.echo else None
-            choices = make_choices(call_id, prompt_index, request.n, token_ids, params)
-            writers += [
-                _ChoiceWriter(choice, echo, with_token_ids=request.return_token_ids) for choice in choices
-            ]
+            choices = make_choices(
+                call_id, prompt_index, request.n, token_ids, params, repeats_prompt=request.echo
+            )
+            writers += [_ChoiceWriter(choice, echo, request) for choice in choices]
         return writers
 
     async def _token_ids(self, prompt: PromptInput, suffix: str) -> tuple[Sequence[int], Sequence[int]]:
         """A prompt's token ids, and ids that end its answer beside the model's own."""
         if not isinstance(prompt, str):
-            check_token_ids(prompt, self._engine.model, "prompt")
             return prompt, ()
         if suffix:
             infill = await self._engine.encode_infill(prompt, suffix)
@@ -126,16 +132,22 @@ class CompletionService:
                 deltas = []
                 for item in batch:
                     ledger.add(item)
-                    deltas.append(by_index[item.choice.index].write(item.output))
+                    write = by_index[item.choice.index].write
+                    is_long = item.output.prompt_logprobs is not None
+                    deltas.append(
+                        await asyncio.to_thread(write, item.output) if is_long else write(item.output)
+                    )
                 yield [delta for delta in deltas if _says_something(delta)]
 
 
 class _ChoiceWriter:
     """Turns the outputs of one choice into deltas."""
 
-    def __init__(self, choice: Choice, echo: Echo | None, *, with_token_ids: bool) -> None:
+    def __init__(self, choice: Choice, echo: Echo | None, request: CompletionRequest) -> None:
         self.choice = choice
-        self._with_token_ids = with_token_ids
+        self._with_token_ids = request.return_token_ids
+        self._num_top_of_prompt = request.prompt_logprobs if choice.params.choice == 0 else None
+        self._num_top_of_echo = request.logprobs
         self._has_begun = False
         self._echo = echo
         with_top = bool(choice.params.logprobs)
@@ -158,21 +170,30 @@ class _ChoiceWriter:
             delta.token_ids = list(output.token_ids)
             if not self._has_begun:
                 delta.prompt_token_ids = list(self.choice.prompt_token_ids)
+        if self._num_top_of_prompt is not None and output.prompt_logprobs is not None:
+            delta.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, self._num_top_of_prompt)
         self._has_begun = True
         return delta
 
     def _logprobs_of(self, output: RequestOutput, echo: Echo | None) -> CompletionLogprobs | None:
-        if output.logprobs is None and output.prompt_logprobs is None:
+        if output.logprobs is None:
             return None
         answer = self._logprobs.build(output.logprobs or ())
         if echo is None or output.prompt_logprobs is None:
             return answer
-        prompt = self._prompt_logprobs.build(output.prompt_logprobs, [echo.first_token])
+        assert self._num_top_of_echo is not None, "a prompt is repeated with logprobs if the answer has some"
+        entries = [
+            entry and replace(entry, top=entry.top[: self._num_top_of_echo])
+            for entry in output.prompt_logprobs
+        ]
+        prompt = self._prompt_logprobs.build(entries, [echo.first_token])
         return join_logprobs([prompt, answer])
 
 
 def _says_something(delta: CompletionChoice) -> bool:
-    return bool(delta.text or delta.logprobs or delta.token_ids or delta.finish_reason)
+    return bool(
+        delta.text or delta.logprobs or delta.prompt_logprobs or delta.token_ids or delta.finish_reason
+    )
 
 
 def _chunk(head: AnswerHead, choices: list[CompletionChoice]) -> Completion:
@@ -196,6 +217,8 @@ def _fold(deltas: Sequence[CompletionChoice]) -> CompletionChoice:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
     )
+    if deltas[0].prompt_logprobs is not None:
+        whole.prompt_logprobs = deltas[0].prompt_logprobs
     if last.token_ids is not None:
         whole.prompt_token_ids = deltas[0].prompt_token_ids
         whole.token_ids = [token_id for delta in deltas for token_id in delta.token_ids or ()]

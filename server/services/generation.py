@@ -11,6 +11,9 @@ from engine.outputs import FinishReason, RequestOutput
 from engine.sampling_params import SEED_MAX, SamplingParams
 from server.errors import ApiError, unavailable
 
+MAX_BATCH = 128
+"""Outputs handled in one go: while a client does not read they pile up, and the event loop serves others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -40,12 +43,19 @@ class ChoiceOutput:
 
 
 def make_choices(
-    call_id: str, prompt_index: int, n: int, prompt_token_ids: Sequence[int], params: SamplingParams
+    call_id: str,
+    prompt_index: int,
+    n: int,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    repeats_prompt: bool = False,
 ) -> list[Choice]:
     """The n choices of one prompt.
 
     They differ by `params.choice` and share the seed. Without one it is drawn here, once per prompt, so
-    that equal prompts of a call differ while the choices of one prompt stay streams of one seed.
+    that equal prompts of a call differ while the choices of one prompt stay streams of one seed. The
+    prompt's own log probabilities come with the first choice, unless each of them repeats the prompt.
     """
     seed = secrets.randbelow(SEED_MAX + 1) if params.seed is None else params.seed
     prompt = tuple(prompt_token_ids)
@@ -55,7 +65,12 @@ def make_choices(
             prompt_index=prompt_index,
             request_id=f"{call_id}-{prompt_index * n + number}",
             prompt_token_ids=prompt,
-            params=replace(params, seed=seed, choice=number),
+            params=replace(
+                params,
+                seed=seed,
+                choice=number,
+                prompt_logprobs=params.prompt_logprobs if number == 0 or repeats_prompt else None,
+            ),
         )
         for number in range(n)
     ]
@@ -65,6 +80,8 @@ async def generate(
     engine: EngineClient, choices: Sequence[Choice]
 ) -> AsyncGenerator[list[ChoiceOutput], None]:
     """Runs all choices at once and yields what they bring; what arrives together comes together.
+
+    But no more than MAX_BATCH at a time, and the event loop gets a turn in between.
 
     The first choice that fails ends the call. Leaving early, for whatever reason, aborts the rest.
     """
@@ -82,6 +99,8 @@ async def generate(
                 batch.append(item)
                 unfinished -= item.output.finish_reason is not None
             yield batch
+            if not arrived.empty():
+                await asyncio.sleep(0)
     finally:
         for task in tasks:
             task.cancel()
@@ -90,7 +109,7 @@ async def generate(
 
 async def _drain(queue: "asyncio.Queue[ChoiceOutput | Exception]") -> list[ChoiceOutput | Exception]:
     items = [await queue.get()]
-    while not queue.empty():
+    while len(items) < MAX_BATCH and not queue.empty():
         items.append(queue.get_nowait())
     return items
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from engine.outputs import TokenLogprob
 from server.protocol.chat import ChatLogprobs, ChatTokenLogprob, ChatTopLogprob
 from server.protocol.completion import CompletionLogprobs
+from server.protocol.usage import PromptLogprob
 
 # JSON has no minus infinity; this is what OpenAI sends instead.
 LOWEST_LOGPROB = -9999.0
@@ -28,6 +29,24 @@ def chat_logprobs(entries: Iterable[TokenLogprob]) -> ChatLogprobs:
             for entry in entries
         ]
     )
+
+
+def prompt_logprobs(
+    entries: Iterable[TokenLogprob | None], num_top: int
+) -> list[dict[str, PromptLogprob] | None]:
+    """A prompt's in the format of vLLM: each token and the likeliest ones at its place, by id."""
+    return [None if entry is None else _ranked(entry, num_top) for entry in entries]
+
+
+def _ranked(entry: TokenLogprob, num_top: int) -> dict[str, PromptLogprob]:
+    assert entry.rank is not None, "the tokens of prompts are ranked"
+    own = (entry.rank, entry)
+    return {
+        str(token.token_id): PromptLogprob(
+            logprob=_finite(token.logprob), rank=rank, decoded_token=token.token
+        )
+        for rank, token in (own, *enumerate(entry.top[:num_top], start=1))
+    }
 
 
 class TextOffsets:

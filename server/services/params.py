@@ -30,7 +30,9 @@ def completion_params(
         # The default is ours, not the client's wish: near the end of the context it yields.
         max_tokens = min(DEFAULT_COMPLETION_TOKENS, model.max_model_len - prompt_len)
     _check_logprobs(request.logprobs, max_logprobs, "logprobs")
-    prompt_logprobs = request.logprobs if request.echo else None
+    _check_logprobs(request.prompt_logprobs, max_logprobs, "prompt_logprobs")
+    wanted = (request.prompt_logprobs, request.logprobs if request.echo else None)
+    prompt_logprobs = max((count for count in wanted if count is not None), default=None)
     return _params(request, model, max_tokens, request.logprobs, prompt_logprobs)
 
 
@@ -51,7 +53,8 @@ def chat_params(
     _check_answer("min_tokens", request.min_tokens, prompt_len, model)
     _check_logprobs(request.top_logprobs, max_logprobs, "top_logprobs")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    return _params(request, model, max_tokens, logprobs, None)
+    _check_logprobs(request.prompt_logprobs, max_logprobs, "prompt_logprobs")
+    return _params(request, model, max_tokens, logprobs, request.prompt_logprobs)
 
 
 def _check_prompt(prompt_len: int, max_tokens: int | None, model: ModelInfo, param: str) -> None:

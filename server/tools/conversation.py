@@ -16,6 +16,8 @@ To call one, answer with its name and arguments in exactly this form and nothing
 {example}
 Several calls follow each other{separated}. If no function is needed, answer as usual."""
 
+_SEPARATED = {"\n": " on a line each", "": " at once"}
+
 
 def described(function: Function) -> Mapping[str, object]:
     """A function in the API's own form, which templates that know tools expect."""
@@ -83,7 +85,7 @@ def _instructed(chat: list[Message], functions: Sequence[Function], tool_format:
             for function in functions
         ),
         example=_wrapped(tool_format, example),
-        separated=" on a line each" if separator == "\n" else f", with {separator!r} in between",
+        separated=_SEPARATED.get(separator, f", with {separator!r} in between"),
     )
     if chat and chat[0]["role"] in ("system", "developer"):
         first: Message = {"role": chat[0]["role"], "content": f"{chat[0]['content']}\n\n{instruction}"}
@@ -101,6 +103,8 @@ def _written(calls: Sequence[EarlierToolCall], tool_format: ToolFormat) -> str:
 
 
 def _call_text(tool_format: ToolFormat, name: str, arguments: object) -> str:
+    if tool_format.arguments_mark:
+        return f"{name}{tool_format.arguments_mark}{json.dumps(arguments, ensure_ascii=False)}"
     return json.dumps({"name": name, tool_format.arguments_key: arguments}, ensure_ascii=False)
 
 

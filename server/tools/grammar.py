@@ -48,6 +48,7 @@ class CallsGrammar:
         closing: Its closing mark.
         functions: What may be called.
         is_parallel: Whether an answer may have several calls.
+        middle: The mark between a name and its arguments, if the format has one.
     """
 
     tool_format: ToolFormat
@@ -55,6 +56,7 @@ class CallsGrammar:
     closing: Mark
     functions: Sequence[Function]
     is_parallel: bool
+    middle: Mark | None = None
 
     def required(self) -> str:
         """At least one call, and nothing else."""
@@ -101,6 +103,11 @@ class CallsGrammar:
         key = self.tool_format.arguments_key
         for name, function in zip(names, self.functions, strict=True):
             schema = _ANY_OBJECT if only_strict and not function.strict else _schema(function)
+            if self.middle is not None:
+                rules.append(
+                    f"{name}: {_literal(function.name)} {self.middle.term('')} %json {_styled(schema)}"
+                )
+                continue
             head = f'{{"name": {json.dumps(function.name)}, "{key}": '
             rules.append(f'{name}: {_literal(head)} %json {_styled(schema)} "}}"')
         return "\n".join(rules) + "\n"

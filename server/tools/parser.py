@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from server.tools.call_reader import CallPiece, CallReader
 from server.tools.formats import ToolFormat
+from server.tools.named_call import NamedCallReader
 
 _SPACE = " \t\r\n"
 
@@ -69,7 +70,7 @@ class ToolCallParser:
         self._max_calls = max_calls
         self._text = ""  # What is not understood yet.
         self._raw = ""  # The text of a call in the making, from its mark on, while it could prove to be none.
-        self._reader: CallReader | None = None
+        self._reader: CallReader | NamedCallReader | None = None
         self._is_in_list = False
         self._is_plain = False  # Nothing but content comes.
         self._is_behind_call = False  # Nothing has come since a call but space.
@@ -175,11 +176,14 @@ class ToolCallParser:
         self._text, self._is_plain, self._is_in_list = rest, True, False
         return True
 
-    def _read_call(self, reader: CallReader, parsed: Parsed) -> bool:
+    def _read_call(self, reader: CallReader | NamedCallReader, parsed: Parsed) -> bool:
         if not reader.num_read:
             self._read_list_opening()
         if not self._text:
             return False
+        mark = self._format.arguments_mark
+        if mark and not reader.num_read and not self._is_in_list and self._text[0] != "{":
+            reader = self._reader = NamedCallReader(self._names, mark, self._format.id_mark)
         piece = reader.read(self._text)
         self._raw += self._text[: piece.num_read]
         self._text = self._text[piece.num_read :]

@@ -1,5 +1,6 @@
 """What the tools of one request mean: for the prompt, for the grammar, and for reading the answer."""
 
+import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,9 +67,11 @@ class ToolPlanner:
     """
 
     def __init__(self, engine: EngineClient, parser_name: ToolParserName | None) -> None:
-        template = engine.model.chat_template
+        template = engine.model.tool_template or engine.model.chat_template
         self._engine = engine
+        # A model may have one template for conversations with tools and another for all others.
         self._knows_tools = knows_tools(template)
+        self._knows_calls = knows_tools(engine.model.chat_template)
         self._format = FORMATS[parser_name] if parser_name else format_of(template)
 
     def conversation(
@@ -76,7 +79,7 @@ class ToolPlanner:
     ) -> tuple[Sequence[ChatMessage], Sequence[Mapping[str, object]]]:
         """Messages and tools as the model's chat template takes them."""
         functions = [] if request.tool_choice == "none" else [tool.function for tool in request.tools]
-        if self._knows_tools:
+        if self._knows_tools if functions else self._knows_calls:
             return for_tools(request.messages), [described(function) for function in functions]
         return without_tools(request.messages, functions, self._format), []
 
@@ -98,15 +101,18 @@ class ToolPlanner:
                     f"tool_choice names the function {choice.function.name!r}, but tools does not have it",
                     "tool_choice",
                 )
-        opening, closing = await self._mark(self._format.opening), await self._mark(self._format.closing)
+        shape = self._format
+        opening, closing = await self._mark(shape.opening), await self._mark(shape.closing)
+        middle = await self._mark(shape.arguments_mark) if shape.arguments_mark else None
         is_parallel = request.parallel_tool_calls and not isinstance(choice, NamedTool)
-        grammar = CallsGrammar(self._format, opening, closing, functions, is_parallel)
-        marks = (opening.token_id, closing.token_id)
+        grammar = CallsGrammar(self._format, opening, closing, functions, is_parallel, middle)
+        of_id = await self._mark(shape.id_mark)
+        marks = (opening.token_id, closing.token_id, middle and middle.token_id, of_id.token_id)
         return ToolPlan(
             self._format,
             frozenset(function.name for function in functions),
             None if is_parallel else 1,
-            _constraint(request, grammar, functions),
+            await asyncio.to_thread(_constraint, request, grammar, functions),
             tuple(token_id for token_id in marks if token_id is not None),
         )
 

@@ -218,6 +218,22 @@ def test_default_of_several_templates() -> None:
     assert tokenizer.apply_chat_template([USER]) == list(b"[user]Sky?[assistant]")
 
 
+def test_of_several_templates_one_is_for_tools() -> None:
+    wrapped = byte_tokenizer()
+    wrapped.chat_template = {
+        "default": "{{ messages[0].content }}",
+        "tool_use": "{{ tools[0].name }}>{{ messages[0].content }}",
+        "rag": "{{ documents }}",
+    }
+    tokenizer = Tokenizer(wrapped)
+    assert tokenizer.apply_chat_template([USER], [{"name": "clock"}]) == list(b"clock>Sky?")
+    assert tokenizer.apply_chat_template([USER]) == list(b"Sky?")
+    assert tokenizer.tool_template.startswith("{{ tools")
+    own = Tokenizer(wrapped, chat_template="{{ tools | length }}")
+    assert own.apply_chat_template([USER], [{"name": "clock"}]) == list(b"1")
+    assert own.tool_template == Tokenizer(byte_tokenizer()).tool_template == ""
+
+
 def test_developer_stays_where_the_template_names_it() -> None:
     template = "{# takes system, developer, user #}" + PASSES_ANY_ROLE
     assert rendered(template, DEVELOPER, USER) == "[developer]Answer only: BLUE[user]Sky?[assistant]"

@@ -23,6 +23,7 @@ Serve = Callable[..., Served]
 HERMES_TEMPLATE = "{% if tools %}{{ tools }}<tool_call>{% endif %}"
 LLAMA_TEMPLATE = "{% if tools %}{{ tools }}{\"name\": name, 'parameters': {}}{% endif %}"
 MISTRAL_TEMPLATE = "{% if tools %}{{ tools }}[TOOL_CALLS]{% endif %}"
+NAMED_TEMPLATE = "{% if tools %}{{ tools }}[TOOL_CALLS]{{ name }}[ARGS]{% endif %}"
 MESSAGES: Any = [{"role": "user", "content": "How warm is it?"}]
 WEATHER: Any = {
     "type": "function",
@@ -77,6 +78,11 @@ def outline(choice: Any) -> Any:
         (HERMES_TEMPLATE, TWO_CALLS, 2),
         (LLAMA_TEMPLATE, '{"name": "weather", "parameters": {"city": "x", "days": 1}}; {"name": "clock"}', 2),
         (MISTRAL_TEMPLATE, '[TOOL_CALLS] [{"name": "clock", "arguments": {}}]', 1),
+        (
+            NAMED_TEMPLATE,
+            '[TOOL_CALLS]clock[ARGS]{}[TOOL_CALLS]weather[ARGS]{"city": "[ARGS]", "days": 1}',
+            2,
+        ),
         ("", '{"name": "clock", "arguments": {}}', 1),
         (HERMES_TEMPLATE, "It is 20 degrees. <tool", 0),
         (HERMES_TEMPLATE, '<tool_call>\n{"name": "nobody", "arguments": {}}\n</tool_call>', 0),
@@ -201,6 +207,27 @@ def test_a_template_that_knows_none_is_told_in_words(serve: Serve) -> None:
     assert results == {"role": "user", "content": "Result of clock: noon\nResult of weather: warm"}
 
 
+def test_a_template_for_tools_is_used_with_tools(serve: Serve) -> None:
+    engine = talking(answer=TWO_CALLS.encode(), chat_template="{{ messages }}", tool_template=HERMES_TEMPLATE)
+    with client_of(serve(engine)) as client:
+        answer = client.chat.completions.create(model="fake", messages=MESSAGES, tools=TOOLS)
+        client.chat.completions.create(model="fake", messages=HISTORY)
+    assert len(outline(answer.choices[0])[1]) == 2
+    assert engine.tools == [[WEATHER, CLOCK], []]
+    # The other template knows no calls, so that earlier ones are told it in words.
+    assert [message["role"] for message in engine.conversations[1]] == ["system", "user", "assistant", "user"]
+
+
+def test_names_in_front_are_how_a_model_is_told_too(serve: Serve) -> None:
+    engine = talking()
+    with client_of(serve(engine, replace(SETTINGS, tool_parser="mistral_args"))) as client:
+        client.chat.completions.create(model="fake", messages=HISTORY, tools=TOOLS)
+    system, _, asked, _ = engine.conversations[0]
+    assert '[TOOL_CALLS]NAME[ARGS]{"PARAMETER": "VALUE"}' in str(system["content"])
+    assert "follow each other at once" in str(system["content"])
+    assert asked["content"] == '[TOOL_CALLS]clock[ARGS]{}[TOOL_CALLS]weather[ARGS]{"city": "Brno", "days": 1}'
+
+
 def test_a_setting_names_the_format(serve: Serve) -> None:
     engine = talking(answer=TWO_CALLS.encode())
     with client_of(serve(engine, replace(SETTINGS, tool_parser="hermes"))) as client:
@@ -263,6 +290,7 @@ MODELS: dict[str, tuple[str, list[str], list[str]]] = {
     "hermes, marks are tokens": (HERMES_TEMPLATE, ["<tool_call>", "</tool_call>"], []),
     "hermes, marks are special": (HERMES_TEMPLATE, [], ["<tool_call>", "</tool_call>"]),
     "mistral": (MISTRAL_TEMPLATE, [], ["[TOOL_CALLS]"]),
+    "mistral_args": (NAMED_TEMPLATE, [], ["[TOOL_CALLS]", "[ARGS]"]),
     "llama3_json": (LLAMA_TEMPLATE, [], []),
     "json": ("", [], []),
 }
