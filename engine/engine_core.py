@@ -231,11 +231,13 @@ class EngineCore:
         if self._drafting is not None and record.num_predicted_tokens:
             record.num_found_tokens = self._drafting.num_found(request)
         self.timer.enter(StepPart.OUTPUT)
+        drawn = sampled.logprobs
+        logprobs = None if drawn is None else tuple(map(self._outputs.logprobs, drawn[: len(run)]))
         output = RequestOutput(
             request.request_id,
             token_ids=run,
             text=processed.text,
-            logprobs=sampled.logprobs and tuple(map(self._outputs.logprobs, sampled.logprobs[: len(run)])),
+            logprobs=logprobs,
             prompt_logprobs=self._prompt_logprobs_of(request) if is_first else None,
             finish_reason=processed.finish_reason,
             stop_reason=processed.stop_reason,

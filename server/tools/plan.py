@@ -107,7 +107,7 @@ class ToolPlanner:
         is_parallel = request.parallel_tool_calls and not isinstance(choice, NamedTool)
         grammar = CallsGrammar(self._format, opening, closing, functions, is_parallel, middle)
         of_id = await self._mark(shape.id_mark)
-        marks = (opening.token_id, closing.token_id, middle and middle.token_id, of_id.token_id)
+        marks = (opening.token_id, closing.token_id, middle.token_id if middle else None, of_id.token_id)
         return ToolPlan(
             self._format,
             frozenset(function.name for function in functions),

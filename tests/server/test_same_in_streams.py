@@ -32,10 +32,24 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "special tokens shown, stop across one": {"skip_special_tokens": False, "stop": ["bos>\u200d", "🙂"]},
     "cut inside a character": {"max_tokens": 23},
     "token ids": {"return_token_ids": True},
+    "of the prompt, too": {"prompt_logprobs": 2, "return_token_ids": True},
     "several": {"n": 3, "stop": ["two S"], "prediction": {"type": "content", "content": SAID}},
     "min_tokens": {"min_tokens": 70, "stop": ["one"]},
     "sampled": {"temperature": 0.7, "seed": 3, "top_k": 3, "frequency_penalty": 0.1},
 }
+
+
+# What one endpoint has.
+ECHOES: dict[str, dict[str, Any]] = {
+    "echo": {"echo": True},
+    "echo of all": {"echo": True, "n": 2, "prompt_logprobs": 1, "return_token_ids": True},
+    "echo alone": {"echo": True, "max_tokens": 0},
+    "echo, cut inside a character": {"echo": True, "max_tokens": 23},
+}
+CASES = [
+    *((endpoint, option) for option in OPTIONS for endpoint in ("chat", "completions")),
+    *(("completions", option) for option in ECHOES),
+]
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +74,9 @@ def request(endpoint: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]
     return "/v1/completions", {"prompt": prompt_ids(), "logprobs": 2, "max_tokens": 500, **body}
 
 
-@pytest.mark.parametrize("endpoint", ["chat", "completions"])
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(("endpoint", "option"), CASES)
 def test_a_stream_says_what_the_whole_answer_says(http: httpx.Client, endpoint: str, option: str) -> None:
-    path, body = request(endpoint, OPTIONS[option])
+    path, body = request(endpoint, (OPTIONS | ECHOES)[option])
     whole = http.post(path, json=body)
     assert whole.status_code == 200, whole.text
     streamed = http.post(path, json={**body, "stream": True, "stream_options": {"include_usage": True}})
@@ -136,6 +149,7 @@ def joined(events: list[dict[str, Any]], index: int) -> dict[str, Any]:
         whole["message"] = {"role": parts[0]["delta"]["role"], "content": content}
     logprobs = [part["logprobs"] for part in parts if part["logprobs"]]
     whole["logprobs"] = {key: [item for each in logprobs for item in each[key]] for key in logprobs[0]}
+    whole |= {key: parts[0][key] for key in ("prompt_token_ids", "prompt_logprobs") if key in parts[0]}
     if any("token_ids" in part for part in parts):
         whole["token_ids"] = [token for part in parts for token in part["token_ids"]]
     return whole
@@ -143,7 +157,7 @@ def joined(events: list[dict[str, Any]], index: int) -> dict[str, Any]:
 
 def essence(choice: dict[str, Any]) -> str:
     """What both ways of answering have in common, as bytes would have it."""
-    kept = {key: value for key, value in choice.items() if key != "prompt_token_ids"}
+    kept = dict(choice)
     if "message" in kept:
         kept["message"] = {key: kept["message"][key] for key in ("role", "content")}
     return json.dumps(kept, sort_keys=True, ensure_ascii=True)
