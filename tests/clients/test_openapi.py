@@ -68,7 +68,7 @@ def schema() -> Iterator[Any]:
         load_tiny(max_model_len=256, max_position_embeddings=256, noise=noise) for noise in (0.0, 0.1)
     )
     llm = build_llm("draft_model 2,1,1", target=target, draft=draft)
-    engine = AsyncEngine(llm._core, llm.model, llm.tokenizer)
+    engine = AsyncEngine(llm.core, llm.model, llm.tokenizer)
     app = create_app(engine, SETTINGS, new_metrics(engine))
     engine.start()
     try:

@@ -61,7 +61,7 @@ def test_nothing_proposed_is_nothing_counted() -> None:
 
 @pytest.mark.parametrize("method", ["none", "ngram", "suffix", "draft_model"])
 def test_an_engine_without_traffic(method: str) -> None:
-    stats = build_llm(method)._core.take_stats()
+    stats = build_llm(method).core.take_stats()
     assert stats == StepStats()
 
 

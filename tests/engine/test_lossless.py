@@ -244,7 +244,7 @@ def test_packed_weights(method: str, dtype: DType) -> None:
     mixed = [(prompt, options[index % 3]) for index, prompt in enumerate(PROMPTS)]
     expected = [essence(plain_answers(option, dtype)[PROMPTS.index(prompt)]) for prompt, option in mixed]
     tight = build_llm(method, target=target, draft=draft, num_kv_blocks=33, max_num_batched_tokens=17)
-    core = tight._core
+    core = tight.core
     taken = []
     core.take_stats, take = lambda: taken.append(take()) or taken[-1], core.take_stats  # type: ignore
     prompts, wishes = [prompt for prompt, _ in mixed], [OPTIONS[option] for _, option in mixed]

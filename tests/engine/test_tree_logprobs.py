@@ -41,7 +41,7 @@ def test_logprobs_equal_the_plain_runs(method: str, wishes: SamplingParams) -> N
     target, draft = load_tiny(initializer_range=0.2), load_tiny(initializer_range=0.2, noise=0.1)
     plain = build_llm("none", target=target, prefix_caching=False)
     expected = {prompt: plain.generate([prompt], wishes)[0] for prompt in PROMPTS}
-    core = build_llm(method, target=target, draft=draft)._core
+    core = build_llm(method, target=target, draft=draft).core
     answers = {prompt: Completion([]) for prompt in PROMPTS}
     for prompt in PROMPTS:
         core.add_request(prompt, plain.tokenizer.encode(prompt), wishes)

@@ -125,7 +125,7 @@ def test_a_dry_pool_costs_nodes(tree: str, wishes: SamplingParams) -> None:
 def test_ratio_rules_are_refused_where_they_do_not_hold(method: str, acceptance: Acceptance) -> None:
     wishes = replace(SEEDED, speculation=SpeculationParams(acceptance=acceptance))
     with pytest.raises(InvalidRequest, match=f"speculation.acceptance: .*{acceptance}"):
-        build_llm(method)._core.add_request("a", PROMPT, wishes)
+        build_llm(method).core.add_request("a", PROMPT, wishes)
 
 
 @BOTH

@@ -30,7 +30,7 @@ def without_q() -> GrammarVocabulary:
 @pytest.fixture(scope="module", params=["none", "ngram", "draft_model 2,1,1"])
 def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     llm = build_llm(request.param, target=load_tiny(max_model_len=512))
-    llm._core.limits = replace(llm._core.limits, grammars=GrammarCompiler(without_q))
+    llm.core.limits = replace(llm.core.limits, grammars=GrammarCompiler(without_q))
     with serving(llm) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
