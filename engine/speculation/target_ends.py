@@ -30,6 +30,11 @@ class TargetEnds:
         self._factor /= float(getattr(config, "logits_scaling", None) or 1.0)
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
 
+    @property
+    def plain_lm_head(self) -> object:
+        """Its output layer if the logits are what that gives; None if the target does more to them."""
+        return self._lm_head if self._factor == 1.0 and self._softcap is None else None
+
     def score(self, state: torch.Tensor) -> torch.Tensor:
         """The target's logits of states after its final norm, [..., hidden_size] to [..., rows]."""
         logits = self._lm_head(state)
@@ -39,18 +44,21 @@ class TargetEnds:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
 
-    def spread(self, logits: torch.Tensor, draft_to_target: torch.Tensor | None) -> torch.Tensor:
-        """A head's logits at the places of the target's ids, -inf where the head has none.
+    def spread(
+        self, logits: torch.Tensor, draft_to_target: torch.Tensor | None, *, absent: float = -torch.inf
+    ) -> torch.Tensor:
+        """A head's logits at the places of the target's ids.
 
         Args:
             logits: [..., draft_vocab_size], or [..., rows] of the target.
             draft_to_target: int64 [draft_vocab_size], the id of each; None where they are the target's.
+            absent: What stands at ids that the head has none for.
 
         Returns:
             float32 [..., vocab_size].
         """
         logits = logits.float()
         if draft_to_target is not None:
-            spread = logits.new_full((*logits.shape[:-1], self._num_rows), -torch.inf)
+            spread = logits.new_full((*logits.shape[:-1], self._num_rows), absent)
             logits = spread.index_copy_(-1, draft_to_target, logits)
         return logits[..., : self.vocab_size]
