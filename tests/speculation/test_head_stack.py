@@ -108,6 +108,13 @@ def drawn(row: torch.Tensor, wish: ChainWish, level: int) -> int:
     return int((scores + gumbel_noise([wish.padded_keys(8)[level]], len(row), row.device)[0]).argmax())
 
 
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Up to a step or two of the 16 bits that each layer rounds its input to, by the largest of a row."""
+    finite = theirs != -torch.inf
+    step = theirs[finite].abs().amax() * 2**-15
+    return bool(((ours - theirs)[finite].abs() <= 4 * step).all())
+
+
 def keys(length: int, seed: int) -> tuple[NoiseKey, ...]:
     return tuple(NoiseKey(seed, 0, place, Stream.DRAFT) for place in range(length))
 
@@ -133,9 +140,9 @@ def test_a_pass_over_texts_and_trees(family: EagleFamily, options: dict[str, Any
         last = SequenceSlice((), len(TEXTS[0]), TABLES[0], tree, rows=1, num_cached_nodes=2)
         results.append((first, second, runner.extend([last], second.carried[:1])))
     for ours, theirs in zip(*results, strict=True):
-        assert torch.allclose(ours.carried, theirs.carried, rtol=1e-4, atol=1e-4)
+        assert close(ours.carried, theirs.carried)
         assert torch.equal(ours.logits == -torch.inf, theirs.logits == -torch.inf)
-        assert torch.allclose(ours.logits, theirs.logits, rtol=1e-4, atol=1e-4)
+        assert close(ours.logits, theirs.logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -173,8 +180,8 @@ def test_texts_that_want_no_draft_are_computed_beside_chains() -> None:
     assert len(runner.draft(begun, rows, [None, *WISHES[1:]])) == 2
     other.absorb(begun, rows)
     used = [table * BLOCK_SIZE + place for table, place in ((3, 1), (3, 2), (3, 3), (9, 0), (9, 1))]
-    assert torch.allclose(runner.cache.keys[0][used], other.cache.keys[0][used], rtol=1e-4, atol=1e-4)
-    assert torch.allclose(runner.cache.values[0][used], other.cache.values[0][used], rtol=1e-4, atol=1e-4)
+    assert close(runner.cache.keys[0][used], other.cache.keys[0][used])
+    assert close(runner.cache.values[0][used], other.cache.values[0][used])
 
 
 @torch.inference_mode()
