@@ -146,14 +146,14 @@ class EagleSpeculator:
         if not grown:
             return
         states = _CarriedStates(grown, output.carried)
-        self._grower.draw(grown, output.logits)
+        self._grower.draw(grown, output.logits, output.ids)
         while growing := [tree for tree in grown if tree.num_pending]:
             logits: list[torch.Tensor] = []
             for pieces in next_levels(growing, self._max_num_batched_tokens):
                 level = self._runner.extend([piece for _, piece in pieces], states.above(pieces))
                 states.add(pieces, level.carried)
                 logits.append(level.logits)
-            self._grower.draw(growing, torch.cat(logits))
+            self._grower.draw(growing, torch.cat(logits), output.ids)
 
 
 class _CarriedStates:

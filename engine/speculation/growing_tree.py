@@ -50,6 +50,9 @@ class GrowingTree:
         proposal: How its tokens are drawn.
         growth: Decides where it grows.
         eos_token_ids: The target's EOS ids.
+
+    Attributes:
+        depends_on_ids: Whether what becomes of a row's entry depends on which token it stands for, anywhere.
     """
 
     def __init__(
@@ -59,12 +62,19 @@ class GrowingTree:
         self._proposal = proposal
         self._growth = growth
         self._eos_token_ids = eos_token_ids
-        self._end_token_ids = frozenset(self._group(()).banned_token_ids)
+        root = self._group(((),))
+        self._end_token_ids = frozenset(root.banned_token_ids)
+        self.depends_on_ids = depends_on_ids(root)
         self._nodes: list[_Node] = []
         self._rows = [0]  # Nodes whose rows the last pass gave.
         self._pending: list[int] = []  # Nodes to compute next.
         self._place = {0: 0}
         self._places: list[int] = []  # The node at each place.
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the last pass gave."""
+        return len(self._rows)
 
     @property
     def num_pending(self) -> int:
@@ -89,12 +99,12 @@ class GrowingTree:
     def chain(self) -> ChainWish | None:
         """What the tree is drawn by in one go: if it is to be a chain, and its rows need no paths."""
         length = self._growth.chain_length
-        group = self._group(((),))
-        if not length or depends_on_ids(group):
+        if not length or self.depends_on_ids:
             return None
         if self._proposal is Proposal.DETERMINISTIC:
             return ChainWish(length, GREEDY)
         stream = STREAMS[self._proposal]
+        group = self._group(((),))
         keys = tuple(group.noise_key(depth, stream) for depth in range(length))
         return ChainWish(length, truncation(group.params), keys, self._proposal.is_drawn)
 

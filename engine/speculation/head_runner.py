@@ -11,6 +11,7 @@ from engine.model.attention.interface import AttentionBackend, LayerOptions
 from engine.model.input_batch import InputBatch, SequenceSlice
 from engine.model.kv_cache import PagedKVCache
 from engine.speculation.chain import ChainWish
+from engine.speculation.draft_ids import DraftIds
 from engine.speculation.head_stack import HeadStack
 from engine.speculation.heads.eagle import EagleHead
 from engine.speculation.target_ends import TargetEnds
@@ -22,11 +23,13 @@ class HeadOutput:
 
     Attributes:
         carried: [num_rows, hidden_size], what the children of each row get in a feature's place.
-        logits: float32 [num_rows, vocab_size], over the target's ids.
+        logits: float32 [num_rows, vocab_size], or over the entries that `ids` says.
+        ids: What the entries of a row stand for; None where they are the target's ids.
     """
 
     carried: torch.Tensor
     logits: torch.Tensor
+    ids: DraftIds | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class HeadRunner:
         self._backend = backend
         self._ends = ends
         self._stack = stack
+        self._ids = ends.ids(head.draft_to_target)
         self._options = [
             LayerOptions(config.scale, config.window(layer), None, None) for layer in range(config.num_layers)
         ]
@@ -98,7 +102,8 @@ class HeadRunner:
     ) -> Sequence[torch.Tensor | None]:
         if rows is None:
             return [None] * len(tokens)
-        return self._ends.spread(rows.softmax(dim=-1), self._head.draft_to_target, absent=0.0).unbind()
+        shares = rows.softmax(dim=-1)
+        return (shares if self._ids is None else self._ids.spread(shares, 0.0)).unbind()
 
     def absorb(self, slices: Sequence[SequenceSlice], features: torch.Tensor) -> HeadOutput:
         """A pass over committed tokens.
@@ -137,6 +142,6 @@ class HeadRunner:
     def _output(self, batch: InputBatch, out: torch.Tensor) -> HeadOutput:
         rows = out.index_select(0, batch.logits_rows)
         if not len(rows):
-            return HeadOutput(rows, rows.new_empty(0, self._ends.vocab_size, dtype=torch.float32))
-        logits = self._head.logits(rows, self._ends.score)
-        return HeadOutput(self._head.carried(rows), self._ends.spread(logits, self._head.draft_to_target))
+            return HeadOutput(rows, rows.new_empty(0, self._ends.vocab_size, dtype=torch.float32), None)
+        logits = self._ends.cut(self._head.logits(rows, self._ends.score), self._ids)
+        return HeadOutput(self._head.carried(rows), logits, self._ids)
