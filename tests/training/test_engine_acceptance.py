@@ -168,7 +168,7 @@ def shifted(llm: LLM) -> None:
     drafting = llm._core._drafting
     assert drafting is not None
     note = drafting.note_features
-    drafting.note_features = lambda plan, rows: note(plan, rows.roll(1, 0))  # type: ignore[method-assign]
+    drafting.note_features = lambda plan, rows: note(plan, rows.roll(1, 0))  # type: ignore
 
 
 def other_ids(llm: LLM) -> None:
