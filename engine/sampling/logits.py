@@ -26,6 +26,7 @@ import torch
 
 from engine.sampling.masking import mask_rows
 from engine.sampling.metadata import RowGroup
+from engine.sampling_params import SamplingParams
 
 # Elements of [rows, vocab_size] worked on at once where temporaries are needed: 16 MiB as float64.
 CHUNK_ELEMENTS = 2**21
@@ -100,12 +101,14 @@ def process_logits(
 
 def _truncations(groups: Sequence[RowGroup]) -> torch.Tensor:
     """float64 [num_rows, 4], as `RowOperators.truncate_rows` takes them."""
-    options = []
-    for group in groups:
-        params = group.params
-        temperature = 0.0 if params.is_greedy else max(params.temperature, _SMALLEST_TEMPERATURE)
-        options += [[temperature, params.top_k, params.top_p, params.min_p]] * len(group)
+    options = [truncation(group.params) for group in groups for _ in group.paths]
     return torch.tensor(options, dtype=torch.float64)
+
+
+def truncation(params: SamplingParams) -> tuple[float, float, float, float]:
+    """Temperature, 0 for greedy requests, top_k, top_p and min_p, as `RowOperators.truncate_rows` takes."""
+    temperature = 0.0 if params.is_greedy else max(params.temperature, _SMALLEST_TEMPERATURE)
+    return temperature, params.top_k, params.top_p, params.min_p
 
 
 def chunks(rows: Sequence[int], vocab_size: int) -> Iterator[Sequence[int]]:
@@ -116,10 +119,14 @@ def chunks(rows: Sequence[int], vocab_size: int) -> Iterator[Sequence[int]]:
 
 
 def _changes_rows(group: RowGroup) -> bool:
+    return not group.params.is_greedy or depends_on_ids(group)
+
+
+def depends_on_ids(group: RowGroup) -> bool:
+    """Whether what becomes of an entry of a row depends on which token it stands for."""
     params = group.params
     return (
-        not params.is_greedy
-        or params.repetition_penalty != 1.0
+        params.repetition_penalty != 1.0
         or params.frequency_penalty != 0.0
         or params.presence_penalty != 0.0
         or bool(params.logit_bias)

@@ -9,6 +9,7 @@ from engine.acceptance import proposal_for
 from engine.sampling.logits import RowOperators, chunks
 from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, noise_starts, uniform_rows
 from engine.sampling_params import SamplingParams
+from engine.speculation.draft_ids import DraftIds
 from engine.token_tree import Proposal
 
 STREAMS = {
@@ -80,7 +81,10 @@ class Child:
 
 
 def draw_children(
-    processed: torch.Tensor, wishes: Sequence[RowWish], operators: RowOperators | None = None
+    processed: torch.Tensor,
+    wishes: Sequence[RowWish],
+    operators: RowOperators | None = None,
+    ids: DraftIds | None = None,
 ) -> list[list[Child]]:
     """Draws the children of each row; fewer than wanted where no more tokens can be chosen.
 
@@ -88,32 +92,39 @@ def draw_children(
     the target's noise they are the tokens it is likeliest to choose (Gumbel coupling).
 
     Args:
-        processed: The draft's logits after `process_logits`, [num_rows, vocab_size].
+        processed: The draft's logits after `process_logits`, [num_rows, vocab_size], or a row's entries as
+            `ids` says.
         wishes: One per row.
         operators: What to do it with; None takes plain torch.
+        ids: What the entries of a row stand for; None where they are the target's ids.
     """
     children: list[list[Child]] = []
     for chunk in chunks(range(len(wishes)), processed.shape[1]):
         part = slice(chunk[0], chunk[-1] + 1)
-        children += _draw(processed[part], wishes[part], operators)
+        children += _draw(processed[part], wishes[part], operators, ids)
     return children
 
 
-def _draw(rows: torch.Tensor, wishes: Sequence[RowWish], operators: RowOperators | None) -> list[list[Child]]:
+def _draw(
+    rows: torch.Tensor, wishes: Sequence[RowWish], operators: RowOperators | None, ids: DraftIds | None
+) -> list[list[Child]]:
     width = max(wish.width for wish in wishes)
     totals = None
+    to_target = None if ids is None else ids.to_target
     if operators is not None and all(wish.key and not wish.needs_probabilities for wish in wishes):
         starts = noise_starts([wish.key for wish in wishes if wish.key is not None], rows.device)
-        tokens, values = (part.tolist() for part in operators.top_rows(rows, starts, width))
+        highest, scored = operators.top_rows(rows, starts, width, to_target)
     else:
-        scores = _scores(rows, [wish.key for wish in wishes])
+        scores = _scores(rows, [wish.key for wish in wishes], ids)
         if any(wish.needs_probabilities for wish in wishes):
             totals = scores.logsumexp(dim=-1).tolist()
-        tokens, values = _highest(scores, width)
+        highest, scored = _highest(scores, width)
+    tokens = (highest if to_target is None else to_target[highest]).tolist()
+    values = scored.tolist()
     children: list[list[Child]] = []
     for place, wish in enumerate(wishes):
         drawn = wish.proposal.is_drawn and wish.key is not None
-        distribution = rows[place].softmax(dim=-1) if drawn else None
+        distribution = _distribution(rows[place], ids) if drawn else None
         if distribution is not None and wish.width > 1 and wish.proposal is Proposal.SAMPLED:
             children.append(_draw_independently(distribution, wish))
             continue
@@ -128,7 +139,13 @@ def _draw(rows: torch.Tensor, wishes: Sequence[RowWish], operators: RowOperators
     return children
 
 
-def _scores(rows: torch.Tensor, keys: Sequence[NoiseKey | None]) -> torch.Tensor:
+def _distribution(row: torch.Tensor, ids: DraftIds | None) -> torch.Tensor:
+    """Over the target's ids."""
+    shares = row.softmax(dim=-1)
+    return shares if ids is None else ids.spread(shares, 0.0)
+
+
+def _scores(rows: torch.Tensor, keys: Sequence[NoiseKey | None], ids: DraftIds | None) -> torch.Tensor:
     """The rows with their noise; rows of one key, such as all nodes of a depth, share one row of it."""
     places = [place for place, key in enumerate(keys) if key is not None]
     if not places:
@@ -136,15 +153,18 @@ def _scores(rows: torch.Tensor, keys: Sequence[NoiseKey | None]) -> torch.Tensor
     distinct = {
         key: number for number, key in enumerate(dict.fromkeys(key for key in keys if key is not None))
     }
-    noise = gumbel_noise(list(distinct), rows.shape[1], rows.device)
+    vocab_size = rows.shape[1] if ids is None else ids.vocab_size
+    noise = gumbel_noise(list(distinct), vocab_size, rows.device)
+    if ids is not None:
+        noise = noise[:, ids.to_target]
     scores = rows.to(torch.float64)
     index = torch.tensor(places, dtype=torch.int64, device=rows.device)
     which = [distinct[key] for key in keys if key is not None]
     return scores.index_add_(0, index, noise[torch.tensor(which, dtype=torch.int64, device=rows.device)])
 
 
-def _highest(scores: torch.Tensor, count: int) -> tuple[list[list[int]], list[list[float]]]:
-    """The `count` highest scores of each row, highest first and the lowest id among equals, and their ids.
+def _highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places of the `count` highest scores of each row, the first among equals first, and the scores.
 
     Not by topk, whose order among equals is nowhere promised: the target's argmax takes the lowest id.
     """
@@ -157,7 +177,7 @@ def _highest(scores: torch.Tensor, count: int) -> tuple[list[list[int]], list[li
         values.append(left.gather(1, best))
         if len(tokens) < count:
             left.scatter_(1, best, -torch.inf)
-    return torch.cat(tokens, dim=1).tolist(), torch.cat(values, dim=1).tolist()
+    return torch.cat(tokens, dim=1), torch.cat(values, dim=1)
 
 
 def _draw_independently(distribution: torch.Tensor, wish: RowWish) -> list[Child]:

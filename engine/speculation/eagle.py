@@ -1,12 +1,13 @@
 """An EAGLE head drafts: one layer that reads the target's hidden states (Li et al. 2024, EAGLE-1 to 3)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from engine.model.hidden_states import HiddenSelection
 from engine.model.input_batch import SequenceSlice
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
+from engine.speculation.chain import ChainWish
 from engine.speculation.draft_cache import Motion, plan_motions
 from engine.speculation.growing import TreeGrower, next_levels
 from engine.speculation.growing_tree import GrowingTree
@@ -100,24 +101,59 @@ class EagleSpeculator:
 
     def _draft(self, motions: Sequence[Motion]) -> list[GrowingTree]:
         """Computes committed tokens, and grows the tree of every request that is up to date."""
-        if motions:
-            features = [self._progress[each.request.request_id].features(each) for each in motions]
-            output = self._runner.absorb([motion.slice() for motion in motions], torch.cat(features))
+        trees = {m.request.request_id: self._grower.start(m.request) for m in motions if m.is_complete}
+        wishes: dict[str, ChainWish] = {}
+        if self._runner.drafts_chains:
+            asked = ((request_id, tree.chain()) for request_id, tree in trees.items())
+            wishes = {request_id: wish for request_id, wish in asked if wish is not None}
+        by_level: list[Motion] = []
+        at_once: list[Motion] = []
+        for motion in motions:
+            # What drafts nothing goes with the others.
+            is_chain = motion.request.request_id in wishes or (wishes and not motion.is_complete)
+            (at_once if is_chain else by_level).append(motion)
+        if at_once:
+            self._draft_chains(at_once, trees, wishes)
+        if by_level:
+            self._draft_by_levels(by_level, trees)
+        return list(trees.values())
+
+    def _draft_chains(
+        self, motions: Sequence[Motion], trees: Mapping[str, GrowingTree], wishes: Mapping[str, ChainWish]
+    ) -> None:
+        """Computes committed tokens and all chains behind them in one go."""
+        asked = [wishes.get(motion.request.request_id) for motion in motions]
+        drafted = self._runner.draft([motion.slice() for motion in motions], self._take(motions), asked)
+        complete = (trees[motion.request.request_id] for motion in motions if motion.is_complete)
+        for tree, chain in zip(complete, drafted, strict=True):
+            tree.fill(chain.tokens, chain.distributions)
+        self._note_computed(motions)
+
+    def _take(self, motions: Sequence[Motion]) -> torch.Tensor:
+        """What the tokens of motions read of the target."""
+        features = [self._progress[each.request.request_id].features(each) for each in motions]
+        return features[0] if len(features) == 1 else torch.cat(features)
+
+    def _note_computed(self, motions: Sequence[Motion]) -> None:
         for motion in motions:
             self._progress[motion.request.request_id].compute(motion.end)
-        grown = [self._grower.start(motion.request) for motion in motions if motion.is_complete]
+
+    def _draft_by_levels(self, motions: Sequence[Motion], trees: Mapping[str, GrowingTree]) -> None:
+        """Computes committed tokens, and then a level of all trees after the other."""
+        output = self._runner.absorb([motion.slice() for motion in motions], self._take(motions))
+        self._note_computed(motions)
+        grown = [trees[motion.request.request_id] for motion in motions if motion.is_complete]
         if not grown:
-            return []
+            return
         states = _CarriedStates(grown, output.carried)
-        self._grower.draw(grown, output.logits)
+        self._grower.draw(grown, output.logits, output.ids)
         while growing := [tree for tree in grown if tree.num_pending]:
             logits: list[torch.Tensor] = []
             for pieces in next_levels(growing, self._max_num_batched_tokens):
                 level = self._runner.extend([piece for _, piece in pieces], states.above(pieces))
                 states.add(pieces, level.carried)
                 logits.append(level.logits)
-            self._grower.draw(growing, torch.cat(logits))
-        return grown
+            self._grower.draw(growing, torch.cat(logits), output.ids)
 
 
 class _CarriedStates:

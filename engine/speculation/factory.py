@@ -38,6 +38,7 @@ from engine.speculation.growth import (
 from engine.speculation.head_progress import BoundaryFeatures
 from engine.speculation.head_rates import HeadRates
 from engine.speculation.head_runner import HeadRunner
+from engine.speculation.head_stack import stack_head
 from engine.speculation.heads.medusa_tree import shape_of
 from engine.speculation.loaded_head import LoadedEagle, LoadedHead, LoadedMedusa, load_head
 from engine.speculation.medusa import MedusaSpeculator
@@ -175,8 +176,9 @@ def _eagle_speculator(
     cache = PagedKVCache(loaded.layers, num_blocks, block_size, loaded.dtype, target.device)
     ends = TargetEnds(target.module, target.vocab_size)
     feature = torch.empty(loaded.numbers_per_block, dtype=target.dtype, device=target.device)
+    stack = stack_head(loaded.head, ends, cache, target.operators)
     return EagleSpeculator(
-        HeadRunner(loaded.head, cache, choose_backend(target.operators, target.device), ends),
+        HeadRunner(loaded.head, cache, choose_backend(target.operators, target.device), ends, stack),
         loaded.hidden_states,
         BoundaryFeatures(num_blocks, block_size, feature),
         config.scheduler.max_num_batched_tokens,

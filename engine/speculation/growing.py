@@ -8,6 +8,7 @@ import torch
 from engine.model.input_batch import SequenceSlice
 from engine.sampling.logits import RowOperators, process_logits
 from engine.speculation.base import DraftRequest
+from engine.speculation.draft_ids import DraftIds
 from engine.speculation.drawing import DrawingStyle, draw_children
 from engine.speculation.growing_tree import GrowingTree
 from engine.speculation.growth import Gardener
@@ -62,38 +63,68 @@ class TreeGrower:
         growth = self._gardener.start(proposal, request.budget, min(request.max_depth, room))
         return GrowingTree(request, proposal, growth, self._eos_token_ids)
 
-    def draw(self, trees: Sequence[GrowingTree], logits: torch.Tensor) -> None:
+    def draw(self, trees: Sequence[GrowingTree], logits: torch.Tensor, ids: DraftIds | None = None) -> None:
         """Draws the children of each row, processed as if the path to it had been emitted.
 
         Args:
             trees: Whose rows these are, in order.
-            logits: float32 [num_rows, vocab_size].
+            logits: float32 [num_rows, vocab_size], or a row's entries as `ids` says.
+            ids: What the entries of a row stand for; None where they are the target's ids.
         """
-        if not trees:
-            return
+        for own, rows, own_ids in _by_ids(trees, logits, [tree.num_rows for tree in trees], ids):
+            self._draw(own, rows, own_ids)
+
+    def _draw(self, trees: Sequence[GrowingTree], logits: torch.Tensor, ids: DraftIds | None) -> None:
         groups = [tree.row_group() for tree in trees]
         wishes = [wish for tree, group in zip(trees, groups, strict=True) for wish in tree.wishes(group)]
         rows = process_logits(logits, groups, self._operators)
-        children = iter(draw_children(rows, wishes, self._operators))
+        children = iter(draw_children(rows, wishes, self._operators, ids))
         for tree, group in zip(trees, groups, strict=True):
             tree.add([next(children) for _ in group.paths])
 
-    def draw_alike(self, trees: Sequence[GrowingTree], logits: torch.Tensor) -> None:
+    def draw_alike(
+        self, trees: Sequence[GrowingTree], logits: torch.Tensor, ids: DraftIds | None = None
+    ) -> None:
         """Draws the same children for all rows of a tree, for models that do not see the path to a node.
 
         The row is processed as if the path to its first node had been emitted, and drawn from once.
 
         Args:
             trees: Those with rows.
-            logits: float32 [len(trees), vocab_size].
+            logits: float32 [len(trees), vocab_size], or a row's entries as `ids` says.
+            ids: See `draw`.
         """
+        for own, rows, own_ids in _by_ids(trees, logits, [1] * len(trees), ids):
+            self._draw_alike(own, rows, own_ids)
+
+    def _draw_alike(self, trees: Sequence[GrowingTree], logits: torch.Tensor, ids: DraftIds | None) -> None:
         every = [tree.wishes(tree.row_group()) for tree in trees]
         groups = [replace(group, paths=group.paths[:1]) for group in (tree.row_group() for tree in trees)]
         widest = [replace(wishes[0], width=max(wish.width for wish in wishes)) for wishes in every]
         rows = process_logits(logits, groups, self._operators)
-        drawn = draw_children(rows, widest, self._operators)
+        drawn = draw_children(rows, widest, self._operators, ids)
         for tree, wishes, children in zip(trees, every, drawn, strict=True):
             tree.add([children[: wish.width] for wish in wishes])
+
+
+def _by_ids(
+    trees: Sequence[GrowingTree], logits: torch.Tensor, counts: Sequence[int], ids: DraftIds | None
+) -> Iterator[tuple[Sequence[GrowingTree], torch.Tensor, DraftIds | None]]:
+    """Trees with their rows: as they are, or over all of the target's ids where drawing needs those.
+
+    Each tree by itself: how it is drawn does not depend on what is drawn beside it.
+    """
+    if ids is None or not any(tree.depends_on_ids for tree in trees):
+        if trees:
+            yield trees, logits, ids
+        return
+    parts = list(zip(trees, torch.split(logits, list(counts)), strict=True))
+    for depends in (False, True):
+        chosen = [(tree, rows) for tree, rows in parts if tree.depends_on_ids is depends]
+        if chosen:
+            rows = torch.cat([rows for _, rows in chosen])
+            own = [tree for tree, _ in chosen]
+            yield (own, ids.spread(rows, -torch.inf), None) if depends else (own, rows, ids)
 
 
 def next_levels(

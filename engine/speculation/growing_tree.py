@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.model.input_batch import SequenceSlice
+from engine.sampling.logits import depends_on_ids, truncation
 from engine.sampling.metadata import RowGroup
 from engine.speculation.base import DraftRequest
+from engine.speculation.chain import GREEDY, ChainWish
 from engine.speculation.drawing import STREAMS, Child, RowWish
 from engine.speculation.growth import Growth
 from engine.token_tree import Proposal, TokenTree
@@ -48,6 +50,9 @@ class GrowingTree:
         proposal: How its tokens are drawn.
         growth: Decides where it grows.
         eos_token_ids: The target's EOS ids.
+
+    Attributes:
+        depends_on_ids: Whether what becomes of a row's entry depends on which token it stands for, anywhere.
     """
 
     def __init__(
@@ -57,12 +62,19 @@ class GrowingTree:
         self._proposal = proposal
         self._growth = growth
         self._eos_token_ids = eos_token_ids
-        self._end_token_ids = frozenset(self._group(()).banned_token_ids)
+        root = self._group(((),))
+        self._end_token_ids = frozenset(root.banned_token_ids)
+        self.depends_on_ids = depends_on_ids(root)
         self._nodes: list[_Node] = []
         self._rows = [0]  # Nodes whose rows the last pass gave.
         self._pending: list[int] = []  # Nodes to compute next.
         self._place = {0: 0}
         self._places: list[int] = []  # The node at each place.
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the last pass gave."""
+        return len(self._rows)
 
     @property
     def num_pending(self) -> int:
@@ -84,23 +96,32 @@ class GrowingTree:
             for node, key in zip(self._rows, keys, strict=True)
         ]
 
+    def chain(self) -> ChainWish | None:
+        """What the tree is drawn by in one go: if it is to be a chain, and its rows need no paths."""
+        length = self._growth.chain_length
+        if not length or self.depends_on_ids:
+            return None
+        if self._proposal is Proposal.DETERMINISTIC:
+            return ChainWish(length, GREEDY)
+        stream = STREAMS[self._proposal]
+        group = self._group(((),))
+        keys = tuple(group.noise_key(depth, stream) for depth in range(length))
+        return ChainWish(length, truncation(group.params), keys, self._proposal.is_drawn)
+
+    def fill(self, tokens: Sequence[int], distributions: Sequence[torch.Tensor | None]) -> None:
+        """Takes a chain that was drafted in one go, up to a token that ends the answer."""
+        for parent, (token, distribution) in enumerate(zip(tokens, distributions, strict=True)):
+            self._enter(parent, 0, Child(token, 0.0, distribution))
+            if self._nodes[-1].is_end:
+                break
+        self._rows = []
+
     def add(self, drawn: Sequence[Sequence[Child]]) -> None:
         """Takes the children of the rows of the last pass, and settles which of them are computed next."""
         begin = len(self._nodes) + 1
         for parent, children in zip(self._rows, drawn, strict=True):
-            above = self._nodes[parent - 1] if parent else None
             for rank, child in enumerate(children):
-                self._nodes.append(
-                    _Node(
-                        child.token_id,
-                        parent,
-                        1 if above is None else above.depth + 1,
-                        child.log_probability + (0.0 if above is None else above.log_probability),
-                        child.distribution,
-                        child.token_id in self._end_token_ids,
-                    )
-                )
-                self._growth.drawn(parent, rank)
+                self._enter(parent, rank, child)
         level = range(begin, len(self._nodes) + 1)
         num_places = self.request.budget - len(self._places)
         chosen = self._growth.to_compute(self._nodes, level, num_places)
@@ -143,6 +164,20 @@ class GrowingTree:
             self._proposal,
             distributions,
         )
+
+    def _enter(self, parent: int, rank: int, child: Child) -> None:
+        above = self._nodes[parent - 1] if parent else None
+        self._nodes.append(
+            _Node(
+                child.token_id,
+                parent,
+                1 if above is None else above.depth + 1,
+                child.log_probability + (0.0 if above is None else above.log_probability),
+                child.distribution,
+                child.token_id in self._end_token_ids,
+            )
+        )
+        self._growth.drawn(parent, rank)
 
     def _group(self, paths: tuple[tuple[int, ...], ...]) -> RowGroup:
         request = self.request

@@ -32,6 +32,10 @@ class Growth(Protocol):
     def needs_probabilities(self) -> bool:
         """Whether it looks at what the draft model thinks of each token."""
 
+    @property
+    def chain_length(self) -> int | None:
+        """Levels, if it is settled that each node gets one child; otherwise None."""
+
     def width(self, node: int) -> int:
         """How many children to draw for a node that is computed."""
 
@@ -65,6 +69,7 @@ class ShapedGrowth:
     needs_probabilities = False
 
     def __init__(self, shape: TreeShape) -> None:
+        self.chain_length = len(shape) if shape.is_chain else None
         self._children = shape.children()
         self._numbers = [0]  # Per node in drawn order, its number in the shape.
 
@@ -93,6 +98,7 @@ class LikeliestGrowth:
     """
 
     needs_probabilities = True
+    chain_length = None
 
     def __init__(self, num_nodes: int, max_depth: int, top_k: int) -> None:
         self._num_nodes = num_nodes

@@ -87,11 +87,12 @@ class MedusaSpeculator:
             trees: Trees without nodes.
             states: [len(trees), hidden_size].
         """
-        logits = self._ends.spread(self._heads(states, self._ends.score), self._heads.draft_to_target)
+        ids = self._ends.ids(self._heads.draft_to_target)
+        logits = self._ends.cut(self._heads(states, self._ends.score), ids)
         growing = list(range(len(trees)))
-        for level in logits:  # [len(trees), vocab_size]
+        for level in logits:  # [len(trees), rows of a head]
             index = torch.tensor(growing, dtype=torch.int64, device=level.device)
-            self._grower.draw_alike([trees[place] for place in growing], level[index])
+            self._grower.draw_alike([trees[place] for place in growing], level[index], ids)
             growing = [place for place in growing if trees[place].num_pending]
             for place in growing:
                 trees[place].take(trees[place].num_pending)

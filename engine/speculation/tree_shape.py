@@ -30,6 +30,11 @@ class TreeShape:
         """The number of nodes, the root not counted."""
         return len(self.parents)
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has two children."""
+        return self.parents == tuple(range(len(self)))
+
     def depths(self) -> tuple[int, ...]:
         """Distance from the root of each node, the root (0) included."""
         depths = [0]

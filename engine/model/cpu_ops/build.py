@@ -32,7 +32,7 @@ from engine.model.weight_cache import WeightCache
 logger = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
-_FILES = ("operators.cpp", "attention.h", "elementwise.h", "int8.h", "sampling.h", "team.h")
+_FILES = ("operators.cpp", "attention.h", "elementwise.h", "heads.h", "int8.h", "sampling.h", "team.h")
 _FLAGS = (
     "-O3",
     "-std=c++20",
@@ -72,6 +72,8 @@ class CpuOperators:
         use_threads: How many threads work for the calling one; 0 is as many as would for torch.
         truncate_rows: Temperature, top_k, top_p and min_p on rows of logits.
         top_rows: The highest entries of rows of logits under keyed Gumbel noise.
+        run_head: A pass of an EAGLE head.
+        draft_chains: Chains of an EAGLE head's drafts.
     """
 
     attend: Any
@@ -85,6 +87,8 @@ class CpuOperators:
     use_threads: Any
     truncate_rows: Any
     top_rows: Any
+    run_head: Any
+    draft_chains: Any
 
 
 def load_operators(cache_dir: Path, prebuilt: Path = PREBUILT) -> CpuOperators | None:

@@ -274,6 +274,25 @@ void keep_residuals(const at::Tensor& x, size_t layer, at::IntArrayRef wanted, a
   }
 }
 
+// Where the tokens of a pass go, and what they see; see `attend`.
+struct Tables {
+  at::Tensor slots, spans, context, visible, ancestors;
+};
+
+// x = x + attention(input), then x = x + feed_forward(norm(x)); see run_layers.
+void decoder_layer(at::Tensor& x, const at::Tensor& input, at::TensorList own, at::IntArrayRef size,
+                   at::ArrayRef<double> factor, const at::Tensor& cosine, const at::Tensor& sine,
+                   const at::Tensor& key_cache, const at::Tensor& value_cache, const Tables& tables) {
+  const at::Tensor projected = linear_of(input, own.slice(1, 3), size[4]);
+  const auto [query, key, value] = rotate(projected, cosine, sine, size[0], size[1]);
+  const at::Tensor attended = attend(query, key, value, key_cache, value_cache, tables.slots, tables.spans,
+                                     tables.context, tables.visible, tables.ancestors, factor[2], size[2], factor[3],
+                                     std::nullopt);
+  add_to(x, linear_of(attended.flatten(2), own.slice(4, 3), size[5]));
+  const at::Tensor both = linear_of(rms_norm(x, own[7], factor[1]), own.slice(8, 3), size[6]);
+  add_to(x, linear_of(size[3] ? gate<gelu_tanh>(both) : gate<silu>(both), own.slice(11, 3), size[7]));
+}
+
 // Decoder layers, x = x + attention(norm(x)), then x = x + feed_forward(norm(x)). hidden: [1, T, size]. Per layer
 //   14 parameters: norm, three of queries, keys and values in one, three of the output, norm, three of gate and up in
 //   one, three of down (each weights, scales, bias);
@@ -291,19 +310,13 @@ std::tuple<at::Tensor, at::Tensor> run_layers(const at::Tensor& hidden, const at
   at::Tensor residuals = at::empty({hidden.size(1), num_wanted, hidden.size(2)}, hidden.options());
   const at::Tensor source = hidden.contiguous();
   std::memcpy(x.mutable_data_ptr<float>(), source.const_data_ptr<float>(), x.numel() * sizeof(float));
+  const Tables tables{slots, spans, context, visible, ancestors};
   for (size_t layer = 0; layer < key_caches.size(); ++layer) {
     keep_residuals(x, layer, wanted, residuals);
     const at::TensorList own = parameters.slice(14 * layer, 14);
-    const at::IntArrayRef size = sizes.slice(8 * layer, 8);
     const at::ArrayRef<double> factor = factors.slice(4 * layer, 4);
-    const at::Tensor projected = linear_of(rms_norm(x, own[0], factor[0]), own.slice(1, 3), size[4]);
-    const auto [query, key, value] = rotate(projected, cosine, sine, size[0], size[1]);
-    const at::Tensor attended =
-        attend(query, key, value, key_caches[layer], value_caches[layer], slots, spans, context, visible, ancestors,
-               factor[2], size[2], factor[3], std::nullopt);
-    add_to(x, linear_of(attended.flatten(2), own.slice(4, 3), size[5]));
-    const at::Tensor both = linear_of(rms_norm(x, own[7], factor[1]), own.slice(8, 3), size[6]);
-    add_to(x, linear_of(size[3] ? gate<gelu_tanh>(both) : gate<silu>(both), own.slice(11, 3), size[7]));
+    decoder_layer(x, rms_norm(x, own[0], factor[0]), own, sizes.slice(8 * layer, 8), factor, cosine, sine,
+                  key_caches[layer], value_caches[layer], tables);
   }
   keep_residuals(x, key_caches.size(), wanted, residuals);
   return {x, residuals};
@@ -326,8 +339,9 @@ void truncate_rows(at::Tensor logits, const at::Tensor& options) {
 }
 
 // The `count` highest of row + Gumbel noise per row, and their scores; starts: int64 [rows], where the noise of each
-// begins.
-std::tuple<at::Tensor, at::Tensor> top_rows(const at::Tensor& logits_, const at::Tensor& starts, int64_t count) {
+// begins; ids: int64 [size], whose noise each entry gets, none where that is its number.
+std::tuple<at::Tensor, at::Tensor> top_rows(const at::Tensor& logits_, const at::Tensor& starts, int64_t count,
+                                            const std::optional<at::Tensor>& ids) {
   const at::Tensor logits = logits_.contiguous();
   const int64_t rows = logits.size(0), size = logits.size(1);
   at::Tensor tokens = at::empty({rows, count}, starts.options());
@@ -339,12 +353,14 @@ std::tuple<at::Tensor, at::Tensor> top_rows(const at::Tensor& logits_, const at:
   for_pieces(rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
       sampling::top(data + row * size, size, static_cast<uint64_t>(noise[row]), count, token_data + row * count,
-                    score_data + row * count);
+                    score_data + row * count, ids ? ids->const_data_ptr<int64_t>() : nullptr);
   });
   return {tokens, scores};
 }
 
 }  // namespace
+
+#include "heads.h"
 
 TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
   library.def(
@@ -366,7 +382,16 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
       "Tensor ancestors, int[] wanted) -> (Tensor, Tensor)");
   library.def("use_threads(int count) -> ()", use_threads);
   library.def("truncate_rows(Tensor(a!) logits, Tensor options) -> ()");
-  library.def("top_rows(Tensor logits, Tensor starts, int count) -> (Tensor, Tensor)");
+  library.def("top_rows(Tensor logits, Tensor starts, int count, Tensor? ids=None) -> (Tensor, Tensor)");
+  library.def(
+      "run_head(Tensor hidden, Tensor ids, Tensor positions, Tensor embeddings, Tensor cosines, Tensor sines, "
+      "Tensor[] parameters, int[] sizes, float[] factors, Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, "
+      "Tensor slots, Tensor spans, Tensor context, Tensor visible, Tensor ancestors) -> Tensor");
+  library.def(
+      "draft_chains(Tensor hidden, Tensor ids, Tensor pieces, Tensor blocks, int block_size, Tensor options, "
+      "Tensor starts, Tensor? draft_ids, bool wants_rows, Tensor embeddings, Tensor cosines, Tensor sines, "
+      "Tensor[] parameters, int[] sizes, float[] factors, Tensor(a!)[] key_caches, Tensor(b!)[] value_caches) -> "
+      "(Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
@@ -380,4 +405,6 @@ TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("run_layers", run_layers);
   library.impl("truncate_rows", truncate_rows);
   library.impl("top_rows", top_rows);
+  library.impl("run_head", run_head);
+  library.impl("draft_chains", draft_chains);
 }

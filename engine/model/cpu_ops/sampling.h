@@ -109,12 +109,14 @@ inline double at_most(uint64_t bits) {
 
 // The `count` highest of row + noise, highest first and the lowest token among equals. Where fewer can be chosen the
 // rest is token 0 with a score of minus infinity.
-inline void top(const float* row, int64_t size, uint64_t start, int64_t count, int64_t* tokens, double* scores) {
+// ids: whose noise each entry gets; none where that is its number.
+inline void top(const float* row, int64_t size, uint64_t start, int64_t count, int64_t* tokens, double* scores,
+                const int64_t* ids) {
   std::fill(tokens, tokens + count, 0);
   std::fill(scores, scores + count, static_cast<double>(NEVER));
   for (int64_t token = 0; token < size; ++token) {
     if (row[token] == NEVER) continue;
-    const uint64_t bits = mixed(start, token);
+    const uint64_t bits = mixed(start, ids ? ids[token] : token);
     if (row[token] + at_most(bits) < scores[count - 1]) continue;
     const double score = row[token] + gumbel(bits);
     if (!(score > scores[count - 1])) continue;
