@@ -11,7 +11,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 
 #ifdef __SSE2__
@@ -32,9 +31,9 @@ class Team {
   template <typename Function>
   void share(int64_t count, int64_t piece, int threads, const Function& function) {
     piece = std::max(piece, (count + MOST_PIECES - 1) / MOST_PIECES);
-    // A job at a time: whoever comes while there is one works alone.
-    std::unique_lock<std::mutex> job(busy_, std::try_to_lock);
-    if (count <= piece || threads < 2 || !job.owns_lock()) return function(int64_t{0}, count);
+    // A job at a time: whoever comes while there is one, even from within it, works alone.
+    if (count <= piece || threads < 2 || busy_.exchange(true, std::memory_order_acquire))
+      return function(int64_t{0}, count);
     hire(threads - 1);
     const uint64_t total = (count + piece - 1) / piece;
     call_ = [](const void* callee, int64_t begin, int64_t end) {
@@ -51,6 +50,7 @@ class Team {
     while (work()) {
     }
     for (int spins = 0; done_.load(std::memory_order_acquire) < total; ++spins) rest(spins);
+    busy_.store(false, std::memory_order_release);
   }
 
  private:
@@ -113,7 +113,7 @@ class Team {
     std::this_thread::yield();
   }
 
-  std::mutex busy_;
+  std::atomic<bool> busy_{false};
   int hired_ = 0;
   void (*call_)(const void*, int64_t, int64_t) = nullptr;
   const void* callee_ = nullptr;
