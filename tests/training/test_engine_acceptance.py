@@ -165,10 +165,10 @@ def test_the_engine_accepts_what_training_counts(trained: Trained) -> None:
 
 def shifted(llm: LLM) -> None:
     """Features of the position after."""
-    drafting = llm._core._drafting
+    drafting = llm.core._drafting
     assert drafting is not None
     note = drafting.note_features
-    drafting.note_features = lambda plan, rows: note(plan, rows.roll(1, 0))  # type: ignore
+    drafting.note_features = lambda plan, rows: note(plan, rows.roll(1, 0))
 
 
 def other_ids(llm: LLM) -> None:
