@@ -128,21 +128,18 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         """One forward pass of the target for everything, and what follows from it."""
         with self._runner.threads:
-            return self._step()
-
-    def _step(self) -> list[RequestOutput]:
-        self._began = self.timer.enter(StepPart.SCHEDULE)
-        plan = self.scheduler.schedule()
-        self._note_plan(plan)
-        rows = self._forward(plan)
-        runs = self._sample(plan, rows)
-        outputs = [self._commit(item, run) for item, run in zip(plan.scheduled, runs, strict=True)]
-        self._propose()
-        for request in self.scheduler.running:
-            self._publish(request)
-        self.timer.leave()
-        self._in_step = ()
-        return [output for output in outputs if output is not None]
+            self._began = self.timer.enter(StepPart.SCHEDULE)
+            plan = self.scheduler.schedule()
+            self._note_plan(plan)
+            rows = self._forward(plan)
+            runs = self._sample(plan, rows)
+            outputs = [self._commit(item, run) for item, run in zip(plan.scheduled, runs, strict=True)]
+            self._propose()
+            for request in self.scheduler.running:
+                self._publish(request)
+            self.timer.leave()
+            self._in_step = ()
+            return [output for output in outputs if output is not None]
 
     def abandon_step(self) -> list[str]:
         """After an exception in `step`: ends the requests that took part and names them; others go on."""

@@ -106,7 +106,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def accepted_by_place(llm: LLM, tokens: list[int], begin: int) -> dict[int, int]:
     """Per place at which a draft began how many of its tokens stood."""
-    core = llm._core
+    core = llm.core
     core.add_request("one", tokens[:begin], replace(GREEDY, max_tokens=len(tokens) - begin))
     said: list[int] = []
     found: dict[int, int] = {}
@@ -168,7 +168,7 @@ def shifted(llm: LLM) -> None:
     drafting = llm.core._drafting
     assert drafting is not None
     note = drafting.note_features
-    drafting.note_features = lambda plan, rows: note(plan, rows.roll(1, 0))
+    drafting.note_features = lambda plan, rows: note(plan, rows.roll(1, 0))  # type: ignore[method-assign,assignment]
 
 
 def other_ids(llm: LLM) -> None:
