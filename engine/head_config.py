@@ -13,7 +13,11 @@ LayerConventionName = Literal["auto", "hidden_states", "layer_outputs"]
 class HeadSection(ModelSection):
     """What all heads have in common."""
 
-    head: str = Field(description="Hub id or local folder of the draft head.")
+    head: str = Field(
+        "shipped",
+        description="Hub id or local folder of the draft head; shipped: the one that comes with Outrider for "
+        "its default model.",
+    )
     head_revision: str | None = Field(None, description="The head's branch, tag or commit on the hub.")
 
 

@@ -21,6 +21,7 @@ from engine.speculation.heads.eagle_reading import read_eagle_head
 from engine.speculation.heads.finding import find_head, head_hub
 from engine.speculation.heads.medusa import MedusaHeads
 from engine.speculation.heads.medusa_reading import read_medusa_heads
+from engine.speculation.heads.shipped import SHIPPED, shipped_head
 from engine.speculation.heads.target import TargetShape
 
 logger = logging.getLogger(__name__)
@@ -99,8 +100,11 @@ def load_head(
         StartupError: It is damaged.
     """
     hub = head_hub(config.cache_dir and config.cache_dir / "hub", offline=config.offline)
-    folder = find_head(speculation.head, hub, speculation.head_revision)
     shape = TargetShape.of(target.module.config)
+    if speculation.head == SHIPPED:
+        folder = shipped_head(speculation.method, shape)
+    else:
+        folder = find_head(speculation.head, hub, speculation.head_revision)
     match speculation:
         case EagleSpeculation(layer_convention=convention):
             wanted = None if convention == "auto" else convention

@@ -225,7 +225,6 @@ def test_a_later_choice_drops_what_earlier_sources_set_for_another(yaml_file: Pa
             "--draft-revision: draft_revision is for draft_model, but speculation is ngram (the default)",
         ),
         ({"speculation": "draft_model"}, {}, "speculation draft_model needs draft_model: give --draft-model"),
-        ({"speculation": "medusa"}, {}, "speculation medusa needs head: give --head"),
         (
             {"num_draft_tokens": "64"},
             {},
