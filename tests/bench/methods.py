@@ -1,17 +1,20 @@
 """Tokens per second, acceptance and tokens per forward of every method, side by side over the same weights.
 
-    python -m tests.bench.methods --model M [--draft-model D] [--eagle HEAD] [--medusa HEADS] [--prompts FILE]
+    python -m tests.bench.methods --model M [--draft-model D] [--eagle HEAD] [--medusa HEADS] [--lookup ngram]
+        [--prompts FILE ...] [--per-kind N]
 
 Where `outrider bench --paired` compares a server with itself, this compares the methods with each other, in
 process. Every prompt is answered by each of them in turn, so that a machine whose speed drifts slows all
-alike; speed-ups are ratios of such neighbours. Texts are compared with the plain run's, and where one
-differs, the gap between the two best logits at that place is shown: a near-tie or a bug.
+alike; speed-ups are ratios of such neighbours, and figures are given per kind of prompt as well. Texts are
+compared with the plain run's, and where one differs, the gap between the two best logits at that place is
+shown: a near-tie or a bug.
 """
 
 import argparse
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,7 @@ class BenchPrompt:
 
     name: str
     token_ids: list[int]
+    kind: str = ""
 
 
 @dataclass(slots=True)
@@ -63,21 +67,33 @@ def main() -> None:
     options = parse()
     engines = build(options)
     tokenizer = next(iter(engines.values())).tokenizer
-    asked = take(read_prompts(options.prompts) if options.prompts else own_prompts(), options.num_prompts)
-    prompts = [BenchPrompt(prompt.name, encode(prompt, tokenizer)) for prompt in asked]
+    asked = [prompt for path in options.prompts or () for prompt in read_prompts(path)] or own_prompts()
+    asked = take(asked, options.num_prompts) if options.per_kind is None else of_each(asked, options.per_kind)
+    prompts = [BenchPrompt(prompt.name, encode(prompt, tokenizer), prompt.kind) for prompt in asked]
     wishes = SamplingParams(temperature=options.temperature, seed=0, max_tokens=options.max_tokens)
     for llm in engines.values():
         llm.generate([prompts[0].token_ids], replace(wishes, max_tokens=8))
     figures = {method: Figures() for method in engines}
+    by_kind = {(method, prompt.kind): Figures() for method in engines for prompt in prompts}
     for prompt in prompts:
         answers = {method: run(llm, prompt, wishes) for method, llm in engines.items()}
         for method, (answer, speed) in answers.items():
-            enter(figures[method], answer, speed, answers["none"][1])
+            for each in (figures[method], by_kind[method, prompt.kind]):
+                enter(each, answer, speed, answers["none"][1])
             if answer.token_ids != answers["none"][0].token_ids:
                 gap = explain(engines["none"], prompt, answers["none"][0], answer)
                 figures[method].differing.append(f"{prompt.name}: {gap}")
         say(prompt.name, answers)
     report(figures, len(prompts))
+    report_kinds(by_kind)
+
+
+def of_each(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """So many of each kind, or all there are."""
+    kinds: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        kinds.setdefault(prompt.kind, []).append(prompt)
+    return [prompt for own in kinds.values() for prompt in take(own, min(count, len(own)))]
 
 
 def parse() -> argparse.Namespace:
@@ -90,7 +106,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tree", help="of the heads, instead of a chain")
     parser.add_argument("--num-draft-tokens", type=int, help="default: each method's own")
     parser.add_argument("--planner", choices=("auto", "fixed"), default="fixed", help="default: fixed")
-    parser.add_argument("--prompts", type=Path, help="a .json or .jsonl file; default: four of our own")
+    parser.add_argument(
+        "--lookup", choices=("none", "ngram", "suffix"), default="none", help="before models and heads"
+    )
+    parser.add_argument(
+        "--prompts", type=Path, nargs="+", help=".json or .jsonl files; default: four of our own"
+    )
+    parser.add_argument("--per-kind", type=int, metavar="N", help="so many prompts of each kind")
     parser.add_argument("--num-prompts", type=int, help="default: each once")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--max-model-len", type=int, default=2048)
@@ -113,14 +135,17 @@ def build(options: argparse.Namespace) -> dict[str, LLM]:
     length: dict[str, Any] = {"planner": options.planner}
     if options.num_draft_tokens is not None:
         length["num_draft_tokens"] = options.num_draft_tokens
-    shape = length if options.tree is None else {"tree": options.tree}
+    shape = length if options.tree is None else {"tree": options.tree, "planner": options.planner}
+    shape = {"lookup": options.lookup, **shape}
     methods: list[SpeculationConfig] = [
         NoSpeculation(),
         NgramSpeculation(**length),
         SuffixSpeculation(**length),
     ]
     if options.draft_model:
-        methods.append(DraftModelSpeculation(draft_model=options.draft_model, **length))
+        methods.append(
+            DraftModelSpeculation(draft_model=options.draft_model, lookup=options.lookup, **length)
+        )
     if options.eagle:
         methods.append(EagleSpeculation(head=options.eagle, **shape))
     if options.medusa:
@@ -133,7 +158,9 @@ def build(options: argparse.Namespace) -> dict[str, LLM]:
             scheduler=SchedulerConfig(max_num_seqs=1),
             speculation=speculation,
         )
-        engines[speculation.method] = LLM(assemble(config, target, load_drafts(speculation, target, model)))
+        drafts = load_drafts(speculation, target, model)
+        calibrates = options.planner == "auto"
+        engines[speculation.method] = LLM(assemble(config, target, drafts, calibrates=calibrates))
     return engines
 
 
@@ -188,6 +215,17 @@ def report(figures: dict[str, Figures], num_prompts: int) -> None:
         )
     for method, f in figures.items():
         lines.extend(f"{method}, {place}" for place in f.differing)
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def report_kinds(figures: dict[tuple[str, str], Figures]) -> None:
+    """Tokens per forward, and speed over plain decoding, by kind of prompt."""
+    kinds, methods = (list(dict.fromkeys(key[place] for key in figures)) for place in (1, 0))
+    lines = ["", f"{'tokens/forward (x plain)':28}" + "".join(f"{method:>16}" for method in methods)]
+    for kind in kinds:
+        own = [figures[method, kind] for method in methods]
+        cells = [f"{f.tokens / f.steps:.2f} ({statistics.median(f.ratios):.2f})" for f in own]
+        lines.append(f"{f'{kind} ({len(own[0].speeds)})':28}" + "".join(f"{cell:>16}" for cell in cells))
     sys.stdout.write("\n".join(lines) + "\n")
 
 
