@@ -63,7 +63,7 @@ class Checkpoint:
         """A weight, in the type that it is stored in.
 
         Raises:
-            DamagedFile: The file is too short.
+            DamagedFile: The file cannot be read, or is too short.
         """
         stored = self.weights[name]
         return self._read(stored, stored.shape, stored.offset)
@@ -72,7 +72,7 @@ class Checkpoint:
         """Some rows of a weight, [end - begin, ...].
 
         Raises:
-            DamagedFile: The file is too short.
+            DamagedFile: The file cannot be read, or is too short.
         """
         stored = self.weights[name]
         row = math.prod(stored.shape[1:]) * stored.dtype.itemsize
@@ -80,9 +80,13 @@ class Checkpoint:
 
     def _read(self, stored: StoredWeight, shape: tuple[int, ...], offset: int) -> torch.Tensor:
         tensor = torch.empty(shape, dtype=stored.dtype)
-        with stored.file.open("rb", buffering=0) as file:
-            if not fill_tensor(tensor, file, offset):
-                raise DamagedFile(f"{stored.file} ends before its last weight")
+        try:
+            with stored.file.open("rb", buffering=0) as file:
+                whole = fill_tensor(tensor, file, offset)
+        except OSError as error:
+            raise DamagedFile(f"{stored.file} cannot be read: {error}") from error
+        if not whole:
+            raise DamagedFile(f"{stored.file} ends before its last weight")
         return tensor
 
 

@@ -22,10 +22,10 @@ from engine.model.loaded_model import LoadedModel
 from engine.model.memory import return_freed_memory
 from engine.model.outline import NotStreamable, check_folder, outline
 from engine.model.packed_cache import PackedCache, packed_key
-from engine.model.preparation import Recipe, prepare, probe
+from engine.model.preparation import Recipe, prepare
 from engine.model.reading import read_config, read_model, read_skeleton, read_tokenizer
 from engine.model.sources import ModelSources
-from engine.model.streaming import prepare_by_parts
+from engine.model.streaming import prepare_by_parts, probe_bare
 from engine.model.support import check_class, check_config, context_limit
 from engine.model.tensor_file import DamagedFile
 from engine.model.vocabulary import end_token_ids, sampled_vocab_size
@@ -141,10 +141,8 @@ class _Source:
                 return _Ready(module, recipe, plan)
         # What a conversion has left behind is not to add to what follows.
         return_freed_memory()
-        try:
-            ready = self._read_by_parts(plan, operators)
-        except (NotStreamable, DamagedFile) as error:
-            logger.info("%s: %s", _READ_WHOLE, error)
+        if (ready := self._read_by_parts(plan, operators)) is None:
+            return_freed_memory()
             ready = self._read_plain(plan, device, operators)
         return_freed_memory()
         cache.store(key, ready.module, ready.recipe)
@@ -155,23 +153,19 @@ class _Source:
         """Whether the config alone says what the module is: no code of its own, no quantised layers."""
         return not any(getattr(self.model_config, name, None) for name in ("auto_map", "quantization_config"))
 
-    def _read_by_parts(self, plan: WeightPlan, operators: CpuOperators | None) -> _Ready:
-        """Packs each part as it is read.
-
-        Raises:
-            NotStreamable: It has to be read whole.
-            DamagedFile: Its weights cannot be read in this way.
-        """
-        check_folder(self.folder, self.model_config)
-        checkpoint = Checkpoint(self.folder)
-        bare = _set_up(read_skeleton(self.folder, self.model_config))
-        found = outline(bare, checkpoint)
+    def _read_by_parts(self, plan: WeightPlan, operators: CpuOperators | None) -> _Ready | None:
+        """Packs each part as it is read; None, with the reason in the log, where all has to be read first."""
         try:
-            shapes = probe(bare)
-        except RuntimeError as error:
-            raise NotStreamable(f"it does not run without weights ({error})") from error
-        module = _set_up(read_skeleton(self.folder, self.model_config, with_buffers=True))
-        recipe = prepare_by_parts(module, shapes, found, checkpoint, plan, operators)
+            check_folder(self.folder, self.model_config)
+            checkpoint = Checkpoint(self.folder)
+            bare = _set_up(read_skeleton(self.folder, self.model_config))
+            found = outline(bare, checkpoint)
+            shapes = probe_bare(bare)
+            module = _set_up(read_skeleton(self.folder, self.model_config, with_buffers=True))
+            recipe = prepare_by_parts(module, shapes, found, checkpoint, plan, operators)
+        except (NotStreamable, DamagedFile) as error:
+            logger.info("%s: %s", _READ_WHOLE, error)
+            return None
         return _Ready(module, recipe, plan)
 
     def _read_plain(self, plan: WeightPlan, device: torch.device, operators: CpuOperators | None) -> _Ready:

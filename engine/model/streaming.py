@@ -35,9 +35,8 @@ from engine.model.packing import (
     narrow_embeddings,
     pack_within,
 )
-from engine.model.preparation import Recipe, check_finite, not_finite
+from engine.model.preparation import Recipe, check_finite, not_finite, probe
 from engine.model.self_check import Trial, check_logits, paged_logits_in_one_pass, run_trial
-from engine.model.tensor_file import DamagedFile
 from engine.model.weight_type import WeightPlan, unfit_weight
 
 logger = logging.getLogger(__name__)
@@ -45,6 +44,19 @@ logger = logging.getLogger(__name__)
 _ROWS_AT_A_TIME = 4096
 _RETURN_AFTER = 1 << 28
 """Bytes that are read before what they leave in the allocator is given back to the system."""
+
+
+def probe_bare(module: PreTrainedModel) -> tuple[LayerShape, ...]:
+    """Does what `probe` does to a model that is on the meta device as a whole.
+
+    Raises:
+        NotStreamable: Its forward pass needs values.
+        ModelNotSupported: It cannot run on a paged KV cache.
+    """
+    try:
+        return probe(module)
+    except RuntimeError as error:
+        raise NotStreamable(f"it does not run without weights ({error})") from error
 
 
 def prepare_by_parts(
@@ -71,6 +83,7 @@ def prepare_by_parts(
 
     Raises:
         NotStreamable: Its forward pass needs more than one layer at a time.
+        DamagedFile: Its weights cannot be read.
         ModelNotSupported: It cannot run on a paged KV cache.
         StartupError: A layer cannot be held as asked, or the model gives no numbers.
     """
@@ -85,7 +98,7 @@ def prepare_by_parts(
         trial = stream.try_plain()
         check_finite(module, trial)
         logits = stream.try_packing(shapes, [0, 0] if trial is None else trial.tokens)
-    except (RuntimeError, DamagedFile, OSError) as error:
+    except RuntimeError as error:
         raise NotStreamable(f"it does not run with one layer at a time in memory ({error})") from error
     if trial is not None:
         check_logits(module, logits, trial)

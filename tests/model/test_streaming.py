@@ -11,6 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaModel
 
 from engine.config import ModelConfig
@@ -23,6 +24,7 @@ from engine.model.loaded_model import LoadedModel
 from engine.model.loader import load_causal_lm
 from engine.model.outline import NotStreamable
 from engine.model.tensor_file import DamagedFile
+from tests.model.test_self_check import SMALL
 from tests.operators import need_operators, share_operators
 from tests.tiny import ARCHITECTURES, byte_tokenizer, tiny_model
 
@@ -173,6 +175,27 @@ def test_a_wrong_layer_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatc
         machine.load("cache")
 
 
+def test_a_model_that_attends_in_another_way_is_refused(
+    machine: Machine, log: pytest.LogCaptureFixture
+) -> None:
+    # It adds learned scores to its mask: zeros until it is trained.
+    config = AutoConfig.for_model("doge", **SMALL)
+    module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in module.named_parameters():
+        if name.endswith("self_attn.A"):
+            parameter.data.fill_(2.0)
+    module.save_pretrained(machine.folder)
+    byte_tokenizer().save_pretrained(machine.folder)
+    with pytest.raises(ModelNotSupported, match="other logits on a paged cache"):
+        machine.load("cache")
+    assert WHOLE not in log.text
+
+
+def test_a_gguf_file(machine: Machine, tiny_gguf: Path, log: pytest.LogCaptureFixture) -> None:
+    machine.folder = tiny_gguf
+    check_same_bits(machine, log)
+
+
 def bin_file(machine: Machine) -> None:
     weights = tiny_model().state_dict()
     (machine.folder / "model.safetensors").unlink()
@@ -221,11 +244,15 @@ def test_a_model_that_needs_another_layers_weights_is_read_whole(
     assert f"{WHOLE}: it does not run with one layer at a time in memory" in log.text
 
 
-class Meter(TorchDispatchMode):
+def is_living(storage: StorageWeakRef) -> bool:
+    return not storage.expired()  # type: ignore[no-untyped-call]
+
+
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of float32 tensors that are in memory at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._living: dict[int, tuple[StorageWeakRef, int]] = {}
 
@@ -235,9 +262,9 @@ class Meter(TorchDispatchMode):
         for tensor in tree_leaves((args, result)):
             if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32 and not tensor.is_meta:
                 storage = tensor.untyped_storage()
-                reference = StorageWeakRef(storage)
+                reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
                 self._living[reference.cdata] = reference, storage.nbytes()
-        self._living = {key: it for key, it in self._living.items() if not it[0].expired()}
+        self._living = {key: it for key, it in self._living.items() if is_living(it[0])}
         self.peak = max(self.peak, sum(size for _, size in self._living.values()))
         return result
 
