@@ -127,6 +127,29 @@ def test_shards_of_other_types_and_tied_heads(
     check_same_bits(machine, log)
 
 
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "streams", "settings"),
+    [
+        ("llama3", True, {**LLAMA3, "original_max_position_embeddings": 64}),
+        ("yarn", True, {"factor": 4.0, "original_max_position_embeddings": 128}),
+        ("dynamic", False, {"factor": 2.0}),
+    ],
+)
+def test_tables_of_scaled_positions(
+    kind: str,
+    streams: bool,
+    settings: dict[str, float],
+    machine: Machine,
+    log: pytest.LogCaptureFixture,
+) -> None:
+    # Dynamic ones ask for the largest position, which has no value on the meta device.
+    machine.save(rope_parameters={"rope_type": kind, "rope_theta": 10000.0, **settings})
+    check_same_bits(machine, log, streams=streams)
+
+
 def test_without_operators(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
