@@ -55,9 +55,22 @@ def fuse_layers(module: nn.Module, operators: CpuOperators) -> tuple[FusedPart, 
         module: A float32 model on a CPU with its plain weights.
         operators: The C++ operators.
     """
-    parts: list[FusedPart] = []
     # By name: a list of the layers would keep the replaced ones and their weights until the end.
-    for path in [path for path, _ in module.named_modules() if path]:
+    parts = fuse_paths(module, [path for path, _ in module.named_modules() if path], operators)
+    log_fused(parts)
+    return parts
+
+
+def fuse_paths(module: nn.Module, paths: Sequence[str], operators: CpuOperators) -> tuple[FusedPart, ...]:
+    """Does what `fuse_layers` does to some parts of a model, whose weights alone have to be there.
+
+    Args:
+        module: The model.
+        paths: Names of parts that may be replaced, each before its own parts.
+        operators: The C++ operators.
+    """
+    parts: list[FusedPart] = []
+    for path in paths:
         if any(path.startswith(f"{part.path}.") for part in parts):
             continue
         child = module.get_submodule(path)
@@ -66,9 +79,13 @@ def fuse_layers(module: nn.Module, operators: CpuOperators) -> tuple[FusedPart, 
                 module.set_submodule(path, fused)
                 parts.append(FusedPart(path, fused.settings))
                 break
+    return tuple(parts)
+
+
+def log_fused(parts: Sequence[FusedPart]) -> None:
+    """Says how many parts of each kind were replaced."""
     counts = Counter(part.settings.kind for part in parts)
     logger.info("fused layers: %s", ", ".join(f"{n} {kind}" for kind, n in counts.items()) or "none")
-    return tuple(parts)
 
 
 def restore_fused_layers(module: nn.Module, parts: Sequence[FusedPart], operators: CpuOperators) -> None:

@@ -29,7 +29,7 @@ class Int8Linear(nn.Module):
     """y = x W^T + b with W as 8-bit integers. A row's result is the same bits in any batch.
 
     Args:
-        weight: float32 [out_features, in_features]; copied, so that the caller may free it.
+        weight: float32 or narrower [out_features, in_features]; copied, so that the caller may free it.
         bias: float32 [out_features] or None.
         operators: The C++ operators.
     """
@@ -41,12 +41,12 @@ class Int8Linear(nn.Module):
         panels, blocks = -(-self.out_features // PANEL), -(-self.in_features // BLOCK)
         self._numbers = torch.empty(panels, blocks, BLOCK // 2, PANEL, 2, dtype=torch.int8)
         self._scales = torch.empty(panels, blocks, PANEL, dtype=torch.bfloat16)
-        self._bias = weight.new_zeros(panels * PANEL)
+        self._bias = torch.zeros(panels * PANEL)
         if bias is not None:
             self._bias[: self.out_features] = bias
         for begin in range(0, panels, _PANELS_AT_A_TIME):
             end = min(begin + _PANELS_AT_A_TIME, panels)
-            self._pack(weight[begin * PANEL : end * PANEL], slice(begin, end))
+            self._pack(weight[begin * PANEL : end * PANEL].float(), slice(begin, end))
 
     def _pack(self, weight: torch.Tensor, panels: slice) -> None:
         count, blocks = panels.stop - panels.start, self._scales.shape[1]

@@ -159,7 +159,7 @@ class Float16Packer:
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """See LinearPacker."""
-        return PackedLinear(weight, bias, self._padding, self._operators)
+        return PackedLinear(weight.float(), bias, self._padding, self._operators)
 
     def restore(self, shape: tuple[int, int], stored: Mapping[str, torch.Tensor]) -> PackedLinear:
         """See LinearPacker. FBGEMM has no way to store what it packed, so it packs again."""

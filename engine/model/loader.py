@@ -1,6 +1,7 @@
 """Gets a causal language model into memory, on the right device and in the right type.
 
 name ─▶ folder ─▶ config ─▶ fit to be paged? ─┬─▶ weights ─▶ fused ─▶ checked ─▶ packed ─┬─▶ LoadedModel
+                                              ├─▶ the same, one layer after the other ───┤
                                               └─▶ packed weights of an earlier start ────┘
 """
 
@@ -14,15 +15,19 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from engine.config import DType, ModelConfig
 from engine.model.attention.interface import ATTENTION_NAME, register
+from engine.model.checkpoint import Checkpoint
 from engine.model.cpu_ops.build import CpuOperators, load_operators
 from engine.model.layer_stack import stack_layers
 from engine.model.loaded_model import LoadedModel
 from engine.model.memory import return_freed_memory
+from engine.model.outline import NotStreamable, check_folder, outline
 from engine.model.packed_cache import PackedCache, packed_key
 from engine.model.preparation import Recipe, prepare
 from engine.model.reading import read_config, read_model, read_skeleton, read_tokenizer
 from engine.model.sources import ModelSources
+from engine.model.streaming import prepare_by_parts, probe_bare
 from engine.model.support import check_class, check_config, context_limit
+from engine.model.tensor_file import DamagedFile
 from engine.model.vocabulary import end_token_ids, sampled_vocab_size
 from engine.model.weight_type import (
     WeightPlan,
@@ -37,6 +42,8 @@ from engine.model.weight_type import (
 __all__ = ["LoadedModel", "load_causal_lm", "wrap_model"]
 
 logger = logging.getLogger(__name__)
+
+_READ_WHOLE = "all weights are read, in float32, before the first is packed"
 
 
 def load_causal_lm(config: ModelConfig) -> LoadedModel:
@@ -123,6 +130,8 @@ class _Source:
     def read(self, plan: WeightPlan, device: torch.device, operators: CpuOperators | None) -> _Ready:
         """From the packed weights of an earlier start, or from the plain ones."""
         if plan.packer is None or not self._can_be_kept:
+            if plan.packer is not None:
+                logger.info("%s: it has code of its own or quantised layers", _READ_WHOLE)
             return self._read_plain(plan, device, operators)
         cache = PackedCache(self.config.cache_folder / "packed")
         key = packed_key(self.config.model, self.folder, plan.dtype, operators)
@@ -132,7 +141,9 @@ class _Source:
                 return _Ready(module, recipe, plan)
         # What a conversion has left behind is not to add to what follows.
         return_freed_memory()
-        ready = self._read_plain(plan, device, operators)
+        if (ready := self._read_by_parts(plan, operators)) is None:
+            return_freed_memory()
+            ready = self._read_plain(plan, device, operators)
         return_freed_memory()
         cache.store(key, ready.module, ready.recipe)
         return ready
@@ -141,6 +152,21 @@ class _Source:
     def _can_be_kept(self) -> bool:
         """Whether the config alone says what the module is: no code of its own, no quantised layers."""
         return not any(getattr(self.model_config, name, None) for name in ("auto_map", "quantization_config"))
+
+    def _read_by_parts(self, plan: WeightPlan, operators: CpuOperators | None) -> _Ready | None:
+        """Packs each part as it is read; None, with the reason in the log, where all has to be read first."""
+        try:
+            check_folder(self.folder, self.model_config)
+            checkpoint = Checkpoint(self.folder)
+            bare = _set_up(read_skeleton(self.folder, self.model_config))
+            found = outline(bare, checkpoint)
+            shapes = probe_bare(bare)
+            module = _set_up(read_skeleton(self.folder, self.model_config, with_buffers=True))
+            recipe = prepare_by_parts(module, shapes, found, checkpoint, plan, operators)
+        except (NotStreamable, DamagedFile) as error:
+            logger.info("%s: %s", _READ_WHOLE, error)
+            return None
+        return _Ready(module, recipe, plan)
 
     def _read_plain(self, plan: WeightPlan, device: torch.device, operators: CpuOperators | None) -> _Ready:
         module = read_model(self.folder, self.config, self.model_config, plan.activations)

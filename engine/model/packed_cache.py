@@ -28,6 +28,7 @@ from engine.model import (
     merging,
     packing,
     preparation,
+    streaming,
     tensor_file,
 )
 from engine.model.cpu_ops.build import CpuOperators
@@ -41,7 +42,10 @@ from engine.model.weight_cache import WeightCache
 logger = logging.getLogger(__name__)
 
 # What decides how a packed model looks. A change of any of them makes all entries anew.
-_MODULES = (fused_layers, fusion, int8, kv_cache, linear, merging, packing, preparation, tensor_file)
+_MODULES = (
+    *(fused_layers, fusion, int8, kv_cache, linear, merging, packing, preparation, streaming),
+    tensor_file,
+)
 _SOURCES = (Path(__file__), *(Path(cast("str", module.__file__)) for module in _MODULES))
 _MODEL_FILES = (".safetensors", ".bin", ".json", ".py")
 _INDEX, _TENSORS = "index.json", "tensors.bin"

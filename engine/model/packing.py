@@ -1,7 +1,7 @@
 """Replaces a model's linear layers by packed ones, and embeddings by ones of 16 bits where that is exact."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -42,10 +42,15 @@ class LinearPacker(Protocol):
         """The type of the weights, as settings name it."""
 
     def refuses(self, weight: torch.Tensor) -> str | None:
-        """Why these weights, float32 [out_features, in_features], cannot be held; None if they can."""
+        """Why these weights, [out_features, in_features], cannot be held; None if they can."""
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLayer:
-        """A layer of these weights; they are copied, so that the caller may free them."""
+        """A layer of these weights; they are copied, so that the caller may free them.
+
+        Args:
+            weight: float32, or a narrower type that a checkpoint has, which gives the same layer.
+            bias: float32 [out_features] or None.
+        """
 
     def restore(self, shape: tuple[int, int], stored: Mapping[str, torch.Tensor]) -> PackedLayer:
         """A layer of what `stored()` gave; shape is (out_features, in_features)."""
@@ -70,16 +75,36 @@ def pack_linear_layers(module: nn.Module, packer: LinearPacker, *, strict: bool 
     Raises:
         StartupError: The packer refuses a layer.
     """
-    merge_groups(module)
-    packed = []
-    for name in _linear_layers(module):
+    packed = pack_within(module, "", packer, strict=strict)
+    log_packed(packed, packer)
+    return tuple(packed)
+
+
+def pack_within(module: nn.Module, part: str, packer: LinearPacker, *, strict: bool) -> dict[str, int]:
+    """Does what `pack_linear_layers` does to one part of a module.
+
+    Args:
+        module: A model on a CPU.
+        part: Name of the part, which has its weights; empty for the whole model.
+        packer: How weights are held.
+        strict: See `pack_linear_layers`.
+
+    Returns:
+        The weights of each packed layer by its name in the model, the largest first.
+
+    Raises:
+        StartupError: The packer refuses a layer.
+    """
+    merge_groups(module.get_submodule(part))
+    packed = {}
+    for name, size in _linear_layers(module, part).items():
         weight, bias = _weight_and_bias(module.get_submodule(name))
         if (reason := packer.refuses(weight)) is None:
             # Through the protocol's eyes it is a layer; torch wants to see a module.
             replacement = packer.pack(weight, bias)
             assert isinstance(replacement, nn.Module)
             module.set_submodule(name, replacement)
-            packed.append(name)
+            packed[name] = size
         elif strict:
             raise StartupError(
                 f"dtype is {packer.dtype}, but the layer {name} cannot be held in it: {reason}; use dtype "
@@ -87,22 +112,26 @@ def pack_linear_layers(module: nn.Module, packer: LinearPacker, *, strict: bool 
             )
         else:
             logger.warning("layer %s stays in float32: %s", name, reason)
-    logger.info("%d linear layers hold their weights as %s", len(packed), packer.dtype)
-    return tuple(packed)
+    return packed
 
 
-def _linear_layers(module: nn.Module) -> list[str]:
-    """The names of the linear layers that can be packed, the largest first.
+def log_packed(names: Collection[str], packer: LinearPacker) -> None:
+    """Says how many layers are packed."""
+    logger.info("%d linear layers hold their weights as %s", len(names), packer.dtype)
+
+
+def _linear_layers(module: nn.Module, part: str) -> dict[str, int]:
+    """The linear layers of a part that can be packed, by name, with their weights, the largest first.
 
     Names and not layers: a list of those would keep all plain weights until the last layer is packed.
     """
     # Exactly these classes: a subclass may do more in its forward than multiply.
     sizes = {
         name: layer.weight.numel()
-        for name, layer in module.named_modules()
+        for name, layer in module.get_submodule(part).named_modules(prefix=part)
         if type(layer) in (nn.Linear, Conv1D)
     }
-    return sorted(sizes, key=lambda name: -sizes[name])
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
 def restore_linear_layer(
@@ -169,12 +198,13 @@ def _embeddings(module: nn.Module) -> Iterator[tuple[str, nn.Embedding]]:
 
 
 def _narrowed(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """The weight in a narrower type, or None if that would change it."""
-    narrow = torch.empty(weight.shape, dtype=dtype)
+    """The weight in a type of 16 bits, or None if that would change it; itself if it is of that type."""
+    narrow = weight if weight.dtype == dtype else torch.empty(weight.shape, dtype=dtype)
     # Piece by piece: an embedding may be a large part of the memory that there is.
     for begin in range(0, len(weight), _ROWS_AT_A_TIME):
         piece = weight[begin : begin + _ROWS_AT_A_TIME]
-        narrow[begin : begin + _ROWS_AT_A_TIME] = piece
-        if not torch.equal(narrow[begin : begin + _ROWS_AT_A_TIME].float(), piece):
+        if narrow is not weight:
+            narrow[begin : begin + _ROWS_AT_A_TIME] = piece
+        if not torch.equal(narrow[begin : begin + _ROWS_AT_A_TIME].float(), piece.float()):
             return None
     return narrow

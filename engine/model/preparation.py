@@ -15,7 +15,7 @@ from engine.model.cpu_ops.build import CpuOperators
 from engine.model.fusion import FusedPart, fuse_layers
 from engine.model.kv_cache import LayerShape
 from engine.model.packing import narrow_embeddings, pack_linear_layers
-from engine.model.self_check import check_paged_logits, run_trial
+from engine.model.self_check import Trial, check_paged_logits, run_trial
 from engine.model.weight_type import WeightPlan, unfit_weight
 
 
@@ -48,10 +48,9 @@ def prepare(module: PreTrainedModel, plan: WeightPlan, operators: CpuOperators |
         ModelNotSupported: It cannot run on a paged KV cache.
         StartupError: A layer cannot be held as asked, or the model gives no numbers.
     """
-    recipe = Recipe(_probe(module))
+    recipe = Recipe(probe(module))
     trial = run_trial(module)
-    if trial is not None and not bool(trial.logits.isfinite().all()):
-        raise _not_finite(module)
+    check_finite(module, trial)
     if operators is not None:
         recipe = replace(recipe, fused=fuse_layers(module, operators))
     if trial is not None:
@@ -62,13 +61,30 @@ def prepare(module: PreTrainedModel, plan: WeightPlan, operators: CpuOperators |
     return replace(recipe, packed=packed, narrowed=narrow_embeddings(module))
 
 
-def _not_finite(module: PreTrainedModel) -> StartupError:
-    name = unfit_weight(module)
-    reason = "" if name is None else f": {name} has weights that are not finite, so the checkpoint is damaged"
+def check_finite(module: PreTrainedModel, trial: Trial | None) -> None:
+    """Refuses a model whose trial gave no numbers.
+
+    Raises:
+        StartupError: It names a weight that is to blame, if there is one in memory.
+    """
+    if trial is not None and not bool(trial.logits.isfinite().all()):
+        raise not_finite(module, unfit_weight(module))
+
+
+def not_finite(module: PreTrainedModel, weight: str | None) -> StartupError:
+    """What is said of a model that gives no numbers, and of the weight that is to blame."""
+    reason = (
+        "" if weight is None else f": {weight} has weights that are not finite, so the checkpoint is damaged"
+    )
     return StartupError(f"{type(module).__name__} gives logits that are not finite{reason}")
 
 
-def _probe(module: PreTrainedModel) -> tuple[LayerShape, ...]:
+def probe(module: PreTrainedModel) -> tuple[LayerShape, ...]:
+    """The cache shape of each attention layer.
+
+    Raises:
+        ModelNotSupported: It cannot run on a paged KV cache.
+    """
     try:
         return probe_layers(module)
     except TypeError as error:

@@ -1,11 +1,16 @@
 """Reads the parts of a Hugging Face folder; what is wrong with them becomes a StartupError that names it."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -68,15 +73,40 @@ def read_model(
     return loaded
 
 
-def read_skeleton(folder: Path, model_config: PreTrainedConfig) -> PreTrainedModel:
-    """The model with float32 weights on the meta device, where they take no memory and have no values."""
-    with torch.device("meta"):
+def read_skeleton(
+    folder: Path, model_config: PreTrainedConfig, *, with_buffers: bool = False
+) -> PreTrainedModel:
+    """The model with float32 weights on the meta device, where they take no memory and have no values.
+
+    Args:
+        folder: Where it lies.
+        model_config: Its config.
+        with_buffers: Whether what it computes for itself (tables of rotary frequencies) is on the CPU.
+    """
+    with _parameters_on_meta() if with_buffers else torch.device("meta"):
         module: PreTrainedModel = AutoModelForCausalLM.from_config(
             model_config, attn_implementation=ATTENTION_NAME, dtype=torch.float32
         )
     if (folder / "generation_config.json").is_file():
         module.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return module
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    handle = register_module_parameter_registration_hook(_moved_to_meta)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _moved_to_meta(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> Any:
+    """What torch registers in the place of a new parameter; None is the parameter itself."""
+    # One that is there already may have come from another layer, with which it is to stay one and the same.
+    if parameter is None or parameter.is_meta:
+        return None
+    return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
 
 def read_tokenizer(folder: Path, config: ModelConfig) -> PreTrainedTokenizerBase:

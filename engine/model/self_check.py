@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from engine.errors import ModelNotSupported
 from engine.model.attention.interface import ATTENTION_NAME, AttentionBackend
-from engine.model.input_batch import SequenceSlice
+from engine.model.input_batch import InputBatch, SequenceSlice
 from engine.model.kv_cache import LayerShape, PagedKVCache
 from engine.model.model_runner import ModelRunner
 
@@ -57,7 +57,7 @@ def run_trial(module: PreTrainedModel) -> Trial | None:
             logger.info("%s has no attention of its own to compare ours with", type(module).__name__)
             return None
         with torch.inference_mode():
-            ids = torch.tensor([tokens], device=module.device)
+            ids = torch.tensor([tokens], device=module.get_input_embeddings().weight.device)
             return Trial(tokens, module(input_ids=ids, use_cache=False).logits[0])
     finally:
         module.set_attn_implementation(ATTENTION_NAME)
@@ -77,7 +77,15 @@ def check_paged_logits(
     Raises:
         ModelNotSupported: The logits differ.
     """
-    ours = paged_logits(module, layers, backend, trial.tokens)
+    check_logits(module, paged_logits(module, layers, backend, trial.tokens), trial)
+
+
+def check_logits(module: PreTrainedModel, ours: torch.Tensor, trial: Trial) -> None:
+    """Compares logits of a paged cache with those of a trial.
+
+    Raises:
+        ModelNotSupported: They differ.
+    """
     difference = (ours - trial.logits).abs().max().item()
     largest = trial.logits.abs().max().item()
     if not difference <= _TOLERANCE * largest:
@@ -110,3 +118,31 @@ def paged_logits(
         piece = SequenceSlice(tokens[begin:end], begin, [1, 0], rows=end - begin)
         rows.append(runner.forward(runner.build([piece])))
     return torch.cat(rows)
+
+
+def paged_logits_in_one_pass(
+    module: PreTrainedModel, layers: tuple[LayerShape, ...], backend: AttentionBackend, tokens: list[int]
+) -> torch.Tensor:
+    """Runs tokens on a paged cache in one pass: two chunks side by side, the later one first.
+
+    The second chunk reads keys and values that the first one writes in the same pass, as a draft reads its
+    ancestors'. A layer that mixes neighbouring rows in any other way finds other neighbours than in a prompt.
+
+    Args:
+        module: A float32 model on a CPU set to ATTENTION_NAME; a layer's weights need to be there no sooner
+            than it is called.
+        layers: Cache shape of each attention layer.
+        backend: How it attends.
+        tokens: At most two blocks of _BLOCK_SIZE.
+
+    Returns:
+        float32 [len(tokens), rows of the head].
+    """
+    device = torch.device("cpu")
+    cache = PagedKVCache(layers, 2, _BLOCK_SIZE, torch.float32, device)
+    half = len(tokens) // 2
+    first = SequenceSlice(tokens[:half], 0, [1, 0], rows=half)
+    second = SequenceSlice(tokens[half:], half, [1, 0], rows=len(tokens) - half)
+    batch = InputBatch.build([second, first], _BLOCK_SIZE, device)
+    rows = ModelRunner(module, cache, backend, sys.maxsize).forward(batch)
+    return torch.cat([rows[len(second) :], rows[: len(second)]])

@@ -6,6 +6,7 @@ Nothing is mapped or held twice: a model that is read from such a file takes the
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import torch
@@ -92,14 +93,20 @@ class TensorFile:
         """
         entry = self._index[name]
         tensor = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
-        data = _bytes_of(tensor)
-        self._file.seek(entry.offset)
-        done = 0
-        while done < len(data) and (count := self._file.readinto(data[done:])):
-            done += count
-        if done < len(data) or zlib.crc32(data) != entry.checksum:
+        whole = fill_tensor(tensor, self._file, entry.offset)
+        if not whole or zlib.crc32(_bytes_of(tensor)) != entry.checksum:
             raise DamagedFile(f"{self._file.name} is damaged at {name}")
         return tensor
+
+
+def fill_tensor(tensor: torch.Tensor, file: FileIO, offset: int) -> bool:
+    """Reads a contiguous tensor's bytes from an offset on; whether the file had them all."""
+    data = _bytes_of(tensor)
+    file.seek(offset)
+    done = 0
+    while done < len(data) and (count := file.readinto(data[done:])):
+        done += count
+    return done == len(data)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -110,9 +110,12 @@ def plan_weights(wanted: DType, device: torch.device, operators: CpuOperators | 
 
 
 def unfit_weight(module: nn.Module) -> str | None:
-    """The name of a weight that is not finite, as one is that was too large for the type it was read into."""
-    names = (name for name, weight in module.named_parameters() if not bool(weight.isfinite().all()))
-    return next(names, None)
+    """The name of a weight that is not finite, as one is that was too large for the type it was read into.
+
+    Weights on the meta device have no values and are passed over.
+    """
+    there = ((name, weight) for name, weight in module.named_parameters() if not weight.is_meta)
+    return next((name for name, weight in there if not bool(weight.isfinite().all())), None)
 
 
 def widen(plan: WeightPlan, name: str) -> WeightPlan:

@@ -1,12 +1,18 @@
 import pytest
 import torch
+from torch.nn.functional import pad
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.errors import ModelNotSupported
 from engine.model.attention.interface import ATTENTION_NAME, probe_layers
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.loader import wrap_model
-from engine.model.self_check import check_paged_logits, run_trial
+from engine.model.self_check import (
+    check_logits,
+    check_paged_logits,
+    paged_logits_in_one_pass,
+    run_trial,
+)
 from tests.tiny import ARCHITECTURES, tiny_model
 
 SMALL = {
@@ -60,3 +66,26 @@ def test_a_layer_replaced_by_an_unequal_one_is_refused() -> None:
 
 def test_sixteen_bits_are_let_pass() -> None:
     assert run_trial(tiny_model("llama").to(torch.bfloat16)) is None
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_in_one_pass_what_we_serve_passes_too(arch: str) -> None:
+    module = tiny_model(arch)
+    trial = run_trial(module)
+    assert trial is not None
+    layers = probe_layers(module)
+    ours = paged_logits_in_one_pass(module, layers, ReferenceAttention(), trial.tokens)
+    check_logits(module, ours, trial)
+
+
+def test_a_layer_that_mixes_neighbouring_rows_is_refused_in_one_pass() -> None:
+    module = tiny_model("llama")
+    # Each row takes something from the one before it, as a short convolution does.
+    module.model.layers[1].mlp.register_forward_hook(
+        lambda _layer, _args, x: x + pad(x[:, :-1], (0, 0, 1, 0))
+    )
+    layers, trial = probe_layers(module), run_trial(module)
+    assert trial is not None
+    ours = paged_logits_in_one_pass(module, layers, ReferenceAttention(), trial.tokens)
+    with pytest.raises(ModelNotSupported, match="other logits on a paged cache"):
+        check_logits(module, ours, trial)
