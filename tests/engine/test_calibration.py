@@ -1,5 +1,6 @@
 """A pass's cost by rows and context, measured at start: here on a clock that a made-up model moves."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import pytest
@@ -28,6 +29,7 @@ class MadeUpModel:
     now: float = 0.0
     passes: list[Pass] = field(default_factory=list)
     vocab_size = 16
+    threads = nullcontext()
     cache = type("Cache", (), {"block_size": 16})
 
     def build(self, slices: list[SequenceSlice]) -> Pass:

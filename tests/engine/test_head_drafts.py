@@ -330,5 +330,5 @@ def test_planted_errors_are_found(plant) -> None:  # type: ignore[no-untyped-def
     seen = record(llm)
     for seed in range(2):
         llm.generate(PROMPTS, replace(WISHES, seed=seed))
-    with pytest.raises(AssertionError, match="tensor"):
+    with pytest.raises(AssertionError, match=r"tensor|request .* was lost"):
         check("eagle3", seen.drafts, 40)

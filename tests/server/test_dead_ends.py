@@ -11,7 +11,7 @@ from engine.grammar import GrammarCompiler, GrammarVocabulary
 from engine.sampling_params import Constraint
 from tests.engines import build_llm, load_tiny
 from tests.server.engines import serving
-from tests.server.sse import frames
+from tests.server.sse import payloads
 from tests.server.test_validation import error_of
 from tests.tiny import BOS, EOS, IM_END
 
@@ -66,10 +66,10 @@ def test_in_a_stream_it_is_an_event(http: httpx.Client) -> None:
     body = {"prompt": "x", "temperature": 0, "max_tokens": 60, "structured_outputs": CHOICE, "stream": True}
     answer = http.post("/v1/completions", json=body)
     assert answer.status_code == 200
-    last = frames(answer.text)[-1]
-    assert '"invalid_request_error"' in last
-    assert "behind 'one two '" in last
-    assert "internal" not in last
+    error = payloads(answer.text)[-1]["error"]
+    assert error["type"] == "invalid_request_error"
+    assert "behind 'one two '" in error["message"]
+    assert "internal" not in error["message"]
 
 
 def test_a_format_that_grows_too_complex_says_so(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
