@@ -55,6 +55,7 @@ class StepGraphs:
         self._largest = StaticBatch.allocate(num_slots, device)
         self._places: dict[Bucket, _Place] = {}
         self._recordings: dict[tuple[Bucket, object], Recording | None] = {}
+        self._results: dict[object, Results] = {}
 
     def bucket_of(self, batch: InputBatch) -> Bucket | None:
         """Where a batch belongs; None if it is too large for any."""
@@ -97,10 +98,14 @@ class StepGraphs:
         self._recordings[bucket, kind] = None
         place = self._place(bucket)
         place.fill(batch)
+
+        def call() -> Results:
+            return self._gathered(kind, forward(place.batch, place.plan))
+
         # Kernels are compiled, and kinds of layers found, before anything is recorded.
-        forward(place.batch, place.plan)
+        call()
         try:
-            recording = self._attention.recorder.record(lambda: forward(place.batch, place.plan))
+            recording = self._attention.recorder.record(call)
         except RuntimeError as error:
             logger.warning(
                 "passes of %s are not recorded as a graph and launch by launch take longer: %s", bucket, error
@@ -118,6 +123,18 @@ class StepGraphs:
             )
             return
         self._recordings[bucket, kind] = recording
+
+    def _gathered(self, kind: object, results: Results) -> Results:
+        """Copies in memory that all buckets share: each recording would keep its own results for good."""
+        if kind not in self._results:
+            rows = self._largest.bucket.num_tokens
+            self._results[kind] = tuple(result.new_empty(rows, result.shape[1]) for result in results)
+        shared = tuple(
+            all_rows[: len(rows)] for all_rows, rows in zip(self._results[kind], results, strict=True)
+        )
+        for target, result in zip(shared, results, strict=True):
+            target.copy_(result)
+        return shared
 
     def _place(self, bucket: Bucket) -> _Place:
         if bucket not in self._places:
