@@ -62,7 +62,7 @@ class EngineCore:
         wanted = None if drafting is None else drafting.hidden_states
         self._tap = None if wanted is None else runner.tap(wanted)
         self._clock = clock
-        self._sampler = Sampler(runner.operators)
+        self._sampler = Sampler(runner.operators, one_copy=runner.device.type != "cpu")
         self._prompt_logprobs = PromptLogprobs()
         self._rows = StepRows(scheduler.kv, self._prompt_logprobs, limits.eos_token_ids)
         self._requests: dict[str, Request] = {}

@@ -183,7 +183,7 @@ def _parts(
     runner = ModelRunner(
         target.module,
         cache,
-        choose_backend(target.operators, target.device),
+        choose_backend(target.operators, target.device, records=True),
         target.vocab_size,
         target.operators,
         target.weights,

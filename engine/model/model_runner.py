@@ -2,15 +2,24 @@
 
 import inspect
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
 
-from engine.model.attention.interface import AttentionBackend, AttentionMetadata, ResidualSink
+from engine.model.attention.interface import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionPlan,
+    ResidualSink,
+)
 from engine.model.cpu_ops.build import CpuOperators
 from engine.model.hidden_states import HiddenSelection, HiddenStateTap
 from engine.model.input_batch import InputBatch, SequenceSlice
 from engine.model.kv_cache import PagedKVCache
+from engine.model.recording import Results
+from engine.model.static_batch import StaticBatch
+from engine.model.step_graphs import StepGraphs
 from engine.model.threads import OperatorThreads
 
 _HOST = torch.device("cpu")
@@ -35,7 +44,7 @@ class ModelRunner:
     Args:
         module: A causal language model loaded with ATTENTION_NAME.
         cache: Its keys and values.
-        backend: How attention is computed.
+        backend: How attention is computed; where it can, passes of usual sizes are recorded and replayed.
         vocab_size: Ids that may be sampled; logits behind them are padding of the embedding and are cut.
         operators: What its rows of logits may be processed with; None is plain torch.
         weights: Type of its linear layers' weights (LoadedModel.weights).
@@ -59,6 +68,7 @@ class ModelRunner:
         self.operators = operators
         self._module = module
         self._backend = backend
+        self._graphs = None if backend.recorded is None else StepGraphs(backend.recorded, cache)
         self._num_layers = len(cache.keys)
         # Models whose forward cannot pick rows compute all of them, and the rows are picked here.
         self._picks_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
@@ -70,8 +80,8 @@ class ModelRunner:
         return device
 
     def build(self, slices: list[SequenceSlice]) -> InputBatch:
-        """Lays slices out for `forward`."""
-        return InputBatch.build(slices, self.cache.block_size, _HOST).to(self.device)
+        """Lays slices out for `forward`, on the host."""
+        return InputBatch.build(slices, self.cache.block_size, _HOST)
 
     @torch.inference_mode()
     def forward(self, batch: InputBatch) -> torch.Tensor:
@@ -83,7 +93,7 @@ class ModelRunner:
         Raises:
             RuntimeError: A layer did not attend, so the cache would have a hole.
         """
-        return self._run(batch, ResidualSink())
+        return self._run(batch, None)[0]
 
     @torch.inference_mode()
     def forward_tapped(self, batch: InputBatch, tap: HiddenStateTap) -> TappedPass:
@@ -92,9 +102,8 @@ class ModelRunner:
         Raises:
             RuntimeError: See `forward`; or a hidden state did not come by.
         """
-        with tap.listen() as caught:
-            logits = self._run(batch, caught.sink)
-        return TappedPass(logits, tap.rows(caught))
+        logits, features = self._run(batch, tap)
+        return TappedPass(logits, features)
 
     def tap(self, selection: HiddenSelection) -> HiddenStateTap:
         """A tap for `forward_tapped`.
@@ -105,8 +114,35 @@ class ModelRunner:
         """
         return HiddenStateTap(self._module, selection)
 
-    def _run(self, batch: InputBatch, residuals: ResidualSink) -> torch.Tensor:
-        metadata = AttentionMetadata(self._backend.plan(batch, self.cache), residuals)
+    def _run(self, batch: InputBatch, tap: HiddenStateTap | None) -> Results:
+        """Logits, and what a tap catches."""
+        graphs = self._graphs
+        bucket = None if graphs is None else graphs.bucket_of(batch)
+        if graphs is None or bucket is None:
+            return self._run_planned(batch, tap)
+        results = graphs.replay(bucket, tap, batch)
+        if results is None:
+            results = self._run_planned(batch, tap)
+            graphs.record(bucket, tap, batch, partial(self._pass, tap), results)
+        return results
+
+    def _run_planned(self, batch: InputBatch, tap: HiddenStateTap | None) -> Results:
+        there = batch.to(self.device)
+        return self._pass(tap, there, self._backend.plan(there, self.cache))
+
+    def _pass(
+        self, tap: HiddenStateTap | None, batch: InputBatch | StaticBatch, plan: AttentionPlan
+    ) -> Results:
+        if tap is None:
+            return (self._logits(batch, plan, ResidualSink()),)
+        with tap.listen() as caught:
+            logits = self._logits(batch, plan, caught.sink)
+        return logits, tap.rows(caught)
+
+    def _logits(
+        self, batch: InputBatch | StaticBatch, plan: AttentionPlan, residuals: ResidualSink
+    ) -> torch.Tensor:
+        metadata = AttentionMetadata(plan, residuals)
         keep = {"logits_to_keep": batch.logits_rows} if self._picks_rows else {}
         logits: torch.Tensor = self._module(
             input_ids=batch.input_ids[None],

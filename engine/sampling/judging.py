@@ -5,42 +5,55 @@ import torch
 from engine.acceptance import Rule
 from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import Stream, uniform
-from engine.sampling.verification import (
+from engine.sampling.odds import (
     Accepts,
+    BlockOdds,
     LawAt,
-    Verdict,
+    Odds,
+    SiblingOdds,
+    TypicalOdds,
     drawn_distinct,
     drawn_independently,
-    follow_typical,
-    verify_block,
-    verify_siblings,
+    is_possible,
 )
 from engine.token_tree import TokenTree
 
 
-def judge(rule: Rule, tree: TokenTree, group: RowGroup, rows: torch.Tensor) -> Verdict:
-    """The verdict of any rule but match, whose choices are better made for many requests at once.
+def odds_of(rule: Rule, tree: TokenTree, rows: torch.Tensor) -> Odds:
+    """What any rule but match makes of a draft; match's choices are better made for many requests at once.
 
     Args:
         rule: Which one.
         tree: The draft.
-        group: Whose rows these are.
         rows: Processed logits of the root and the nodes, [1 + len(tree), vocab_size].
 
     Raises:
-        ValueError: A recorded distribution does not fit the rows.
+        ValueError: A recorded distribution does not fit the rows; here, or once it is asked for.
     """
 
     def law_at(node: int) -> torch.Tensor:
         return rows[node].softmax(dim=-1)
 
     if rule is Rule.TYPICAL:
-        return follow_typical(tree, law_at)
+        return TypicalOdds(tree, law_at)
     draft_law_of = _recorded(tree, rows)
     if rule is Rule.BLOCK:
-        return verify_block(tree, law_at, draft_law_of, _block_coins(group))
+        return BlockOdds(tree, law_at, draft_law_of)
     sibling_laws = drawn_distinct if rule is Rule.RECURSIVE else drawn_independently
-    return verify_siblings(tree, law_at, draft_law_of, sibling_laws, _sibling_coins(tree, group))
+    return SiblingOdds(tree, law_at, draft_law_of, sibling_laws)
+
+
+def coins_of(rule: Rule, tree: TokenTree, group: RowGroup) -> Accepts:
+    """The coins that go with the odds.
+
+    Args:
+        rule: Which one.
+        tree: The draft.
+        group: Whose draft it is.
+    """
+    if rule is Rule.TYPICAL:
+        return is_possible
+    return _block_coins(group) if rule is Rule.BLOCK else _sibling_coins(tree, group)
 
 
 def _recorded(tree: TokenTree, like: torch.Tensor) -> LawAt:

@@ -15,7 +15,8 @@ is fixed:
 8. min_p: tokens with at least min_p times the highest probability
 
 Everything is float32, and a row's result depends on nothing but the row, bit for bit. Options that no row
-uses cost nothing.
+uses cost nothing. Nothing on the way looks at a number on the host, grammars apart and, on a CPU, where a
+top_p needs the order of more tokens than most do: on a GPU that would be a wait for the forward pass.
 """
 
 import math
@@ -26,6 +27,7 @@ import torch
 
 from engine.sampling.masking import mask_rows
 from engine.sampling.metadata import RowGroup
+from engine.sampling.uploading import upload
 from engine.sampling_params import SamplingParams
 
 # Elements of [rows, vocab_size] worked on at once where temporaries are needed: 16 MiB as float64.
@@ -152,14 +154,14 @@ def _penalise(rows: torch.Tensor, group: RowGroup) -> None:
 def _counts(token_ids: Sequence[int], paths: Sequence[tuple[int, ...]], rows: torch.Tensor) -> torch.Tensor:
     """How often each token occurs in `token_ids` and the row's path, float32 like `rows`."""
     counts = torch.zeros_like(rows)
-    history = torch.tensor(token_ids, dtype=torch.int64, device=rows.device)
+    history = upload(token_ids, torch.int64, rows.device)
     # Whole numbers add up exactly in float32, in any order.
     counts[0].index_add_(0, history, torch.ones_like(history, dtype=rows.dtype))
     counts[1:] = counts[0]
     row_of = [row for row, path in enumerate(paths) for _ in path]
     if row_of:
         tokens = [token for path in paths for token in path]
-        index = torch.tensor([row_of, tokens], dtype=torch.int64, device=rows.device)
+        index = upload([row_of, tokens], torch.int64, rows.device)
         one = torch.ones(len(tokens), dtype=rows.dtype, device=rows.device)
         counts.index_put_((index[0], index[1]), one, accumulate=True)
     return counts
@@ -169,17 +171,17 @@ def _bias(rows: torch.Tensor, group: RowGroup) -> None:
     if not group.params.logit_bias:
         return
     ids, biases = zip(*group.params.logit_bias, strict=True)
-    columns = torch.tensor(ids, dtype=torch.int64, device=rows.device)
-    values = torch.tensor(biases, dtype=rows.dtype, device=rows.device)
+    columns = upload(ids, torch.int64, rows.device)
+    values = upload(biases, rows.dtype, rows.device)
     rows.index_add_(1, columns, values.expand(len(group), -1))
 
 
 def _column(values: Sequence[float], logits: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=logits.dtype, device=logits.device)[:, None]
+    return upload(values, logits.dtype, logits.device)[:, None]
 
 
 def _index(rows: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.int64, device=logits.device)
+    return upload(rows, torch.int64, logits.device)
 
 
 def _apply_temperature(logits: torch.Tensor, groups: Sequence[RowGroup]) -> None:
@@ -218,8 +220,10 @@ def _apply_top_p(logits: torch.Tensor, groups: Sequence[RowGroup]) -> None:
         for row, group in enumerate(_per_row(groups))
         if not group.params.is_greedy and group.params.top_p < 1.0
     ]
+    # Whether the likeliest tokens were enough is a question that only a CPU answers without a wait.
+    candidates = _TOP_P_CANDIDATES if logits.device.type == "cpu" else logits.shape[1]
     for chunk in chunks(rows, logits.shape[1]):
-        _keep_mass(logits, chunk, [masses[row] for row in chunk], _TOP_P_CANDIDATES)
+        _keep_mass(logits, chunk, [masses[row] for row in chunk], candidates)
 
 
 def _keep_mass(logits: torch.Tensor, rows: Sequence[int], masses: Sequence[float], candidates: int) -> None:
@@ -231,15 +235,14 @@ def _keep_mass(logits: torch.Tensor, rows: Sequence[int], masses: Sequence[float
     candidates = min(candidates, vocab_size)
     ranked = probs.topk(candidates, dim=-1).values  # [rows, candidates], highest first
     before = ranked.cumsum(dim=-1, dtype=torch.float64) - ranked
-    wanted = torch.tensor(masses, dtype=torch.float64, device=logits.device)[:, None]
+    wanted = upload(masses, torch.float64, logits.device)[:, None]
     kept = (before < wanted).sum(dim=-1, keepdim=True)
     border = ranked.gather(1, kept - 1)
     above = probs > border
     equal = probs == border
     room = kept - above.sum(dim=-1, keepdim=True)
-    if bool((equal.sum(dim=-1, keepdim=True) > room).any()):
-        # Which of the tokens that equal the last kept one stay is settled by their ids: the first so many.
-        equal &= equal.cumsum(dim=-1) <= room
+    # Which of the tokens that equal the last kept one stay is settled by their ids: the first so many.
+    equal &= equal.cumsum(dim=-1) <= room
     picked.masked_fill_(~(above | equal), -torch.inf)
     short = [] if candidates == vocab_size else (kept[:, 0] == candidates).nonzero()[:, 0].tolist()
     for place in short:

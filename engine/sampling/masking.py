@@ -3,6 +3,7 @@
 import torch
 
 from engine.sampling.metadata import RowGroup
+from engine.sampling.uploading import upload
 
 
 def mask_rows(rows: torch.Tensor, group: RowGroup) -> None:
@@ -42,7 +43,7 @@ def _allowed(group: RowGroup, rows: torch.Tensor) -> torch.Tensor:
 def _keep_allowed(rows: torch.Tensor, group: RowGroup) -> None:
     ids = [token for token in group.params.allowed_token_ids if token < rows.shape[1]]
     if ids:
-        columns = torch.tensor(ids, dtype=torch.int64, device=rows.device)
+        columns = upload(ids, torch.int64, rows.device)
         kept = rows[:, columns]
         rows.fill_(-torch.inf)
         rows[:, columns] = kept
@@ -65,10 +66,8 @@ def _ban_words(rows: torch.Tensor, group: RowGroup) -> None:
         }
         columns = [token for token in banned if token < rows.shape[1]]
         if columns:
-            left = rows[row].clone()
-            left[columns] = -torch.inf
-            if left.amax() > -torch.inf:
-                rows[row] = left
+            left = rows[row].index_fill(0, upload(columns, torch.int64, rows.device), -torch.inf)
+            rows[row] = torch.where(left.amax() > -torch.inf, left, rows[row])
 
 
 def _ban_early_ends(rows: torch.Tensor, group: RowGroup) -> None:
@@ -77,11 +76,10 @@ def _ban_early_ends(rows: torch.Tensor, group: RowGroup) -> None:
     banned = [token for token in group.banned_token_ids if token < rows.shape[1]]
     if not early or not banned:
         return
-    index = torch.tensor(early, dtype=torch.int64, device=rows.device)
-    columns = torch.tensor(banned, dtype=torch.int64, device=rows.device)
-    left = rows[index]
-    left[:, columns] = -torch.inf
+    index = upload(early, torch.int64, rows.device)
+    whole = rows[index]
+    left = whole.index_fill(1, upload(banned, torch.int64, rows.device), -torch.inf)
     if group.matcher is not None or group.params.allowed_token_ids:
-        is_end = left.amax(dim=-1) == -torch.inf
-        index, left = index[~is_end], left[~is_end]
+        is_end = left.amax(dim=-1, keepdim=True) == -torch.inf
+        left = torch.where(is_end, whole, left)
     rows[index] = left

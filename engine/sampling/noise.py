@@ -14,6 +14,8 @@ from enum import IntEnum
 
 import torch
 
+from engine.sampling.uploading import upload
+
 _MASK = 2**64 - 1
 _STEP = 0x9E3779B97F4A7C15
 _FIRST_FACTOR = 0xBF58476D1CE4E5B9
@@ -73,7 +75,7 @@ def uniform(keys: Sequence[NoiseKey]) -> list[float]:
 
 def noise_starts(keys: Sequence[NoiseKey], device: torch.device) -> torch.Tensor:
     """Where the SplitMix64 sequence of each key begins: int64 [len(keys)], to be read as unsigned."""
-    return torch.tensor([_signed(key.mixed()) for key in keys], dtype=torch.int64, device=device)
+    return upload([_signed(key.mixed()) for key in keys], torch.int64, device)
 
 
 def uniform_rows(keys: Sequence[NoiseKey], vocab_size: int, device: torch.device) -> torch.Tensor:

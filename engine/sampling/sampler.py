@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
 from engine.acceptance import Rule, rule_for
 from engine.grammar import Matcher
-from engine.sampling.judging import judge
+from engine.sampling.judging import coins_of, odds_of
 from engine.sampling.logits import RowOperators, chunks, process_logits
 from engine.sampling.logprobs import RowLogprobs, row_logprobs
 from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, noise_starts
-from engine.sampling.verification import follow_choices
+from engine.sampling.odds import Odds
+from engine.sampling.uploading import upload
+from engine.sampling.verification import follow_choices, verdict
 from engine.sampling_params import SamplingParams
 from engine.token_tree import TokenTree
 
@@ -58,10 +61,14 @@ class Sampler:
 
     Args:
         operators: What rows are processed with; None takes plain torch.
+        one_copy: For devices that it takes long to hear from: all that a walk may need is worked out for
+            every node, also where it does not come by, and copied to the host once. Without it the walks go
+            a level at a time and nothing is worked out in vain. The verdicts are the same.
     """
 
-    def __init__(self, operators: RowOperators | None = None) -> None:
+    def __init__(self, operators: RowOperators | None = None, *, one_copy: bool = False) -> None:
         self._operators = operators
+        self._one_copy = one_copy
 
     def __call__(self, logits: torch.Tensor, tasks: Sequence[SamplingTask]) -> list[SampledRun]:
         """Walks the draft of each task along its verified tokens.
@@ -76,8 +83,11 @@ class Sampler:
         """
         walks = _lay_out(tasks)
         processed = process_logits(logits, [walk.group for walk in walks], self._operators)
-        _match([walk for walk in walks if walk.rule is Rule.MATCH], processed, self._operators)
-        _judge([walk for walk in walks if walk.rule is not Rule.MATCH], processed, self._operators)
+        if self._one_copy:
+            _decide_at_once(walks, processed, self._operators)
+        else:
+            _match([walk for walk in walks if walk.rule is Rule.MATCH], processed, self._operators)
+            _judge([walk for walk in walks if walk.rule is not Rule.MATCH], processed, self._operators)
         return [walk.run(logits) for walk in walks]
 
 
@@ -107,7 +117,7 @@ def choose_tokens(
         if len(noisy) == len(chunk):
             scores += noise
         else:
-            index = torch.tensor([place for place, _ in noisy], dtype=torch.int64, device=processed.device)
+            index = upload([place for place, _ in noisy], torch.int64, processed.device)
             scores.index_add_(0, index, noise)
         tokens.append(scores.argmax(dim=-1))
     return torch.cat(tokens)
@@ -169,6 +179,27 @@ class _Walk:
             return None
         return self.group.noise_key(len(self.accepted), Stream.TARGET)
 
+    def odds(self, processed: torch.Tensor) -> Odds | None:
+        """What its rule makes of its draft; None for match."""
+        if self.rule is Rule.MATCH:
+            return None
+        return odds_of(self.rule, self.tree, processed[self.begin : self.begin + len(self.group)])
+
+    def settle(self, odds: Odds | None, choices: Sequence[int], chances: Sequence[float]) -> None:
+        """Goes all the way.
+
+        Args:
+            odds: See `odds`.
+            choices: Per node the token that ends the walk there; for match the target's choice.
+            chances: Per draft node what the odds say; for match none.
+        """
+        if odds is None:
+            self.follow(dict(enumerate(choices)))
+        else:
+            coins = coins_of(self.rule, self.tree, self.group)
+            self.accepted = odds.walk(lambda node: chances[node - 1], coins)
+            self.next_token = choices[self.node]
+
     def follow(self, choices: Mapping[int, int]) -> None:
         """Goes as far as the target's choices, by node, lead."""
         self.accepted, self.next_token = follow_choices(self.tree, choices, self.accepted)
@@ -200,7 +231,9 @@ def _match(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperat
         rows = [walk.begin + node for walk, own in zip(walks, nodes, strict=True) for node in own]
         keys = [walk.target_key() for walk, own in zip(walks, nodes, strict=True) for _ in own]
         picked = (
-            processed if len(rows) == len(processed) else processed[torch.tensor(rows).to(processed.device)]
+            processed
+            if len(rows) == len(processed)
+            else processed[upload(rows, torch.int64, processed.device)]
         )
         choices = iter(choose_tokens(picked, keys, operators).tolist())
         for walk, own in zip(walks, nodes, strict=True):
@@ -213,16 +246,51 @@ def _judge(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperat
     rows: list[torch.Tensor] = []
     keys: list[NoiseKey | None] = []
     for walk in walks:
-        own = processed[walk.begin : walk.begin + len(walk.group)]
-        verdict = judge(walk.rule, walk.tree, walk.group, own)
-        walk.accepted = verdict.accepted
-        if verdict.residual is None:
-            rows.append(own[walk.node])
+        odds = walk.odds(processed)
+        assert odds is not None, "it does not match"
+        found = verdict(odds, coins_of(walk.rule, walk.tree, walk.group))
+        walk.accepted = found.accepted
+        if found.residual is None:
+            rows.append(processed[walk.begin + walk.node])
             keys.append(walk.target_key())
         else:
-            rows.append(verdict.residual.log())
+            rows.append(found.residual.log())
             keys.append(walk.group.noise_key(len(walk.accepted), Stream.RESIDUAL))
     if walks:
         tokens = choose_tokens(torch.stack(rows), keys, operators).tolist()
         for walk, token in zip(walks, tokens, strict=True):
             walk.next_token = token
+
+
+def _decide_at_once(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperators | None) -> None:
+    """Verifies by any rule: each node has one law to end in, and each draft node one chance to stand."""
+    endings: list[tuple[int, torch.Tensor]] = []
+    chances: list[torch.Tensor] = []
+    keys: list[NoiseKey | None] = []
+    found = [walk.odds(processed) for walk in walks]
+    for walk, odds in zip(walks, found, strict=True):
+        own = list(walk.group.noise_keys(Stream.TARGET))
+        if odds is not None:
+            chances += [odds.chance(node) for node in range(1, len(own))]
+            for node, path in enumerate(walk.group.paths):
+                law = odds.ending(node)
+                if law is not None:
+                    endings.append((walk.begin + node, law))
+                    own[node] = walk.group.noise_key(len(path), Stream.RESIDUAL)
+        keys += own
+    if endings:
+        processed = processed.clone()
+        for row, law in endings:
+            processed[row] = law.log()
+    numbers = _to_host(choose_tokens(processed, keys, operators), chances) if walks else []
+    choices, read = map(int, numbers[: len(keys)]), iter(numbers[len(keys) :])
+    for walk, odds in zip(walks, found, strict=True):
+        num_chances = 0 if odds is None else len(walk.tree)
+        walk.settle(odds, [*islice(choices, len(walk.group))], [*islice(read, num_chances)])
+
+
+def _to_host(tokens: torch.Tensor, chances: Sequence[torch.Tensor]) -> list[float]:
+    """Tokens and chances in a row, in one copy; float64 holds every id exactly."""
+    columns = [tokens.double()] if not chances else [tokens.double(), torch.stack(list(chances))]
+    numbers: list[float] = torch.cat(columns).tolist()
+    return numbers

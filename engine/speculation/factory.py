@@ -160,7 +160,7 @@ def _draft_with(
         ModelRunner(
             draft.module,
             cache,
-            choose_backend(draft.operators, draft.device),
+            choose_backend(draft.operators, draft.device, records=True),
             target.vocab_size,
             draft.operators,
         ),

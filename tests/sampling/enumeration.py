@@ -15,7 +15,8 @@ from typing import cast
 
 import torch
 
-from engine.sampling.verification import Accepts, LawAt, Verdict
+from engine.sampling.odds import Accepts, LawAt
+from engine.sampling.verification import Verdict
 from engine.token_tree import TokenTree
 
 TOLERANCE = 1e-12

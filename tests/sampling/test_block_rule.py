@@ -5,17 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.sampling import verification
-from engine.sampling.verification import (
-    Accepts,
-    LawAt,
-    Verdict,
-    block_chance,
-    drawn_independently,
-    residual,
-    verify_block,
-    verify_siblings,
-)
+from engine.sampling import odds
+from engine.sampling.odds import Accepts, LawAt, block_chance, drawn_independently, residual
+from engine.sampling.verification import Verdict, verify_block, verify_siblings
 from engine.token_tree import TokenTree
 from tests.sampling.enumeration import (
     TOLERANCE,
@@ -134,21 +126,25 @@ def test_enumeration_catches_wrong_draws(draws: Draws) -> None:
 # Planted in the functions of the rule.
 
 
-def token_chance(p: torch.Tensor, q: torch.Tensor, ratio: float) -> float:
+def token_chance(p: torch.Tensor, q: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
     """The ratio so far, as though the chain ended here."""
     return ratio
 
 
-def without_remainder(p: torch.Tensor, q: torch.Tensor, ratio: float) -> float:
+def without_remainder(p: torch.Tensor, q: torch.Tensor, ratio: torch.Tensor) -> float:
     """The chance without what the ratio leaves over."""
     excess = float((ratio * p - q).clamp(min=0).sum())
     return min(1.0, excess)
 
 
+def of_p_alone(p: torch.Tensor, q: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
+    return block_chance(p, q, torch.ones_like(ratio))
+
+
 MISTAKEN: dict[str, tuple[str, Callable[..., object]]] = {
     "each length by its ratio": ("block_chance", token_chance),
     "excess alone": ("block_chance", without_remainder),
-    "excess of p, not of the ratio times p": ("block_chance", lambda p, q, ratio: block_chance(p, q, 1.0)),
+    "excess of p, not of the ratio times p": ("block_chance", of_p_alone),
     "residual not normalised": ("residual", lambda p, q: (p - q).clamp(min=0)),
     "residual of p, not of the ratio times p": ("residual", lambda p, q: residual(p / p.sum(), q)),
     "the target's own law after a rejection": ("residual", lambda p, q: p / p.sum()),
@@ -159,7 +155,7 @@ MISTAKEN: dict[str, tuple[str, Callable[..., object]]] = {
 def test_enumeration_catches_mistakes_in_the_rule(
     monkeypatch: pytest.MonkeyPatch, name: str, mistake: Callable[..., object]
 ) -> None:
-    monkeypatch.setattr(verification, name, mistake)
+    monkeypatch.setattr(odds, name, mistake)
     found = distances(BLOCK, 4, (1, 1), num_pairs=20)
     assert sum(found) / len(found) > 0.002
 

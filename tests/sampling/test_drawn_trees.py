@@ -6,17 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.sampling import judging
+from engine.sampling import judging, sampler, verification
 from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream, uniform
+from engine.sampling.odds import BlockOdds, SiblingOdds, TypicalOdds, drawn_distinct, drawn_independently
 from engine.sampling.sampler import Sampler, choose_tokens
-from engine.sampling.verification import (
-    drawn_distinct,
-    drawn_independently,
-    follow_typical,
-    verify_block,
-    verify_siblings,
-)
+from engine.sampling.verification import follow_typical, verify_block, verify_siblings
 from engine.sampling_params import SamplingParams, SpeculationParams
 from engine.token_tree import EMPTY_TREE, Proposal, TokenTree
 from tests.sampling import chi_square
@@ -103,8 +98,11 @@ def test_the_walk_is_the_enumerated_function(
 
 
 def test_the_sampler_calls_the_enumerated_functions() -> None:
-    for function in (verify_siblings, verify_block, drawn_distinct, drawn_independently, follow_typical):
+    for function in (SiblingOdds, BlockOdds, TypicalOdds, drawn_distinct, drawn_independently):
         assert vars(judging)[function.__name__] is function
+    for odds in (SiblingOdds, BlockOdds, TypicalOdds):
+        assert vars(verification)[odds.__name__] is odds
+    assert vars(sampler)["verdict"] is verification.verdict
 
 
 FLAT_MODEL = TableModel(3, vocab_size=4, spread=1.0)

@@ -2,7 +2,7 @@
 
 The planted errors below are the ways in which implementations go wrong. Each is planted either in how the
 draft draws (the rule is told the truth about q, and the draft does something else), or in one function of
-`engine/sampling/verification.py`, replaced while the enumeration runs.
+`engine/sampling/odds.py`, replaced while the enumeration runs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,18 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import pytest
 import torch
 
-from engine.sampling import verification
-from engine.sampling.verification import (
+from engine.sampling import odds
+from engine.sampling.odds import (
     Accepts,
     LawAt,
     SiblingLaws,
-    Verdict,
     acceptance_chance,
     drawn_distinct,
     drawn_independently,
     residual,
-    verify_siblings,
 )
+from engine.sampling.verification import Verdict, verify_siblings
 from engine.token_tree import TokenTree
 from tests.sampling.enumeration import (
     TOLERANCE,
@@ -169,7 +168,7 @@ def not_renormalised(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return law
 
 
-def squared(p: torch.Tensor, q: torch.Tensor, token: int) -> float:
+def squared(p: torch.Tensor, q: torch.Tensor, token: int) -> torch.Tensor:
     """A colder q in the ratio than the one that was drawn from."""
     return acceptance_chance(p, q**2 / (q**2).sum(), token)
 
@@ -202,7 +201,7 @@ def test_enumeration_catches_mistakes_in_the_rule(
     mistake: Callable[..., object],
     mean: float,
 ) -> None:
-    monkeypatch.setattr(verification, name, mistake)
+    monkeypatch.setattr(odds, name, mistake)
     found = distances(experiment, 4, (count,), num_pairs=20)
     assert sum(found) / len(found) > mean
 
@@ -218,7 +217,7 @@ def updating(update: Update) -> Judge:
         p, q = law_at(0), draft_law_of(children[0])
         for child in children:
             token = tree.tokens[child - 1]
-            if accepts(child, acceptance_chance(p, q, token)):
+            if accepts(child, float(acceptance_chance(p, q, token))):
                 return Verdict((child,))
             p, q = update(p, q, token)
         return Verdict((), p)

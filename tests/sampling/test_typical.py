@@ -5,19 +5,20 @@ import math
 import pytest
 import torch
 
-from engine.sampling.verification import TYPICAL_DELTA, TYPICAL_EPSILON, follow_typical, typical_threshold
+from engine.sampling.odds import TYPICAL_DELTA, TYPICAL_EPSILON, typical_threshold
+from engine.sampling.verification import follow_typical
 from engine.token_tree import TokenTree
 from tests.sampling.enumeration import RunLaw, random_tables
 
 
 def test_the_threshold_is_medusas() -> None:
     peaked = torch.tensor([1.0, 0.0, 0.0])
-    assert typical_threshold(peaked) == TYPICAL_EPSILON
+    assert float(typical_threshold(peaked)) == TYPICAL_EPSILON
     flat = torch.full((1000,), 1 / 1000)
-    assert typical_threshold(flat) == pytest.approx(TYPICAL_DELTA / 1000, rel=1e-4)
+    assert float(typical_threshold(flat)) == pytest.approx(TYPICAL_DELTA / 1000, rel=1e-4)
     p = torch.tensor([0.6, 0.3, 0.1])
     entropy = -sum(x * math.log(x) for x in (0.6, 0.3, 0.1))
-    assert typical_threshold(p) == pytest.approx(min(0.09, 0.3 * math.exp(-entropy)))
+    assert float(typical_threshold(p)) == pytest.approx(min(0.09, 0.3 * math.exp(-entropy)))
 
 
 def test_the_longest_path_wins_and_among_those_the_likeliest() -> None:

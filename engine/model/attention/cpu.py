@@ -25,6 +25,10 @@ class CpuAttention:
     def __init__(self, operators: CpuOperators) -> None:
         self._operators = operators
 
+    @property
+    def recorded(self) -> None:
+        """Each pass is planned anew."""
+
     def plan(self, batch: InputBatch, cache: PagedKVCache) -> AttentionPlan:
         """Prepares one forward pass."""
         return CpuPlan(self._operators, batch, cache)

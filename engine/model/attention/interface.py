@@ -15,6 +15,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from engine.errors import ModelNotSupported
 from engine.model.input_batch import InputBatch
 from engine.model.kv_cache import LayerShape, PagedKVCache
+from engine.model.recording import Recorder
+from engine.model.static_batch import StaticBatch
 
 ATTENTION_NAME = "outrider_paged"
 
@@ -56,8 +58,30 @@ class AttentionPlan(Protocol):
         """
 
 
+class StaticPlan(AttentionPlan, Protocol):
+    """Attention for all passes of a bucket, over tables that stay where they are."""
+
+    def fill(self, batch: InputBatch) -> None:
+        """Takes the next batch in, which is on the host and in the plan's StaticBatch."""
+
+
+class RecordedAttention(Protocol):
+    """Attention for passes that are recorded."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """What records them."""
+
+    def plan(self, batch: StaticBatch, cache: PagedKVCache) -> StaticPlan:
+        """Prepares the passes over `batch` of the model that owns `cache`."""
+
+
 class AttentionBackend(Protocol):
     """A way to compute attention on some kind of device."""
+
+    @property
+    def recorded(self) -> RecordedAttention | None:
+        """The same for recorded passes; None where each has to be planned anew."""
 
     def plan(self, batch: InputBatch, cache: PagedKVCache) -> AttentionPlan:
         """Prepares one forward pass over `batch` of the model that owns `cache`."""

@@ -13,6 +13,10 @@ from engine.model.kv_cache import PagedKVCache
 class ReferenceAttention:
     """Gathers each sequence's keys and values and runs torch's own kernels over them."""
 
+    @property
+    def recorded(self) -> None:
+        """Each pass is planned anew."""
+
     def plan(self, batch: InputBatch, cache: PagedKVCache) -> AttentionPlan:
         """Prepares one forward pass."""
         return ReferencePlan(batch, cache)

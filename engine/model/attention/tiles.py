@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from engine.model.input_batch import SequenceSpan
 
 MAX_SPLITS = 32
+EMPTY_TILE = (0, 0, 0, 0, 0, 0, -1)
+EMPTY_MERGE = (0, 0, 0, 0)
 _SPLIT_UNIT = 16
 
 
@@ -61,6 +63,43 @@ class TileTable:
     tiles: list[tuple[int, ...]] = field(default_factory=list)
     merges: list[tuple[int, ...]] = field(default_factory=list)
     num_partials: int = 0
+
+    def pad(self, first: int, end: int, tokens_per_tile: int, limits: "TileLimits") -> None:
+        """Fills up to the limits with what does nothing, tokens `first` to `end` seeing no slot.
+
+        They get results, of nothing, since every number of a padded batch has to be a number.
+        """
+        self.tiles.extend(
+            (begin, min(begin + tokens_per_tile, end), 0, 0, 0, 0, -1)
+            for begin in range(first, end, tokens_per_tile)
+        )
+        self.tiles.extend([EMPTY_TILE] * (limits.num_tiles - len(self.tiles)))
+        self.merges.extend([EMPTY_MERGE] * (limits.num_merges - len(self.merges)))
+
+
+@dataclass(frozen=True, slots=True)
+class TileLimits:
+    """What no batch of a size exceeds.
+
+    Attributes:
+        num_tiles: Tiles, and partial results too.
+        num_merges: Merges.
+        num_splits: Partial results of one merge.
+    """
+
+    num_tiles: int
+    num_merges: int
+    num_splits: int
+
+    @classmethod
+    def of(cls, num_tokens: int, num_sequences: int, shape: TileShape, rules: SplitRules) -> "TileLimits":
+        """For so many tokens, padding included, and so many sequences."""
+        # Each sequence, and the padding behind them, may leave a tile almost empty.
+        spare = (num_sequences + 1) * (shape.tokens_per_tile - 1)
+        num_stretches = (num_tokens + spare) // shape.tokens_per_tile
+        # s stretches become s * ceil(w / s) tiles at most, which is less than s + w.
+        wanted = math.ceil(rules.wanted_programs / shape.num_kv_heads)
+        return cls(num_stretches + wanted, num_tokens, min(max(wanted, 1), MAX_SPLITS))
 
 
 @dataclass(frozen=True, slots=True)

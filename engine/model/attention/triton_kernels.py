@@ -39,7 +39,7 @@ def store(  # noqa: PLR0913, a kernel has no objects to bundle its arguments in
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ) -> None:
-    """Writes a token's keys and values to its slot; a program is a token.
+    """Writes a token's keys and values to its slot, or nowhere where that is negative; a program is a token.
 
     Shapes:
         key, value: the new [NUM_HEADS, T, dim], strided.
@@ -50,11 +50,11 @@ def store(  # noqa: PLR0913, a kernel has no objects to bundle its arguments in
     slot = tl.load(slots + token)
     head = tl.arange(0, BLOCK_H)[:, None]
     dim = tl.arange(0, BLOCK_K)[None, :]
-    mask = (head < NUM_HEADS) & (dim < KEY_DIM)
+    mask = (head < NUM_HEADS) & (dim < KEY_DIM) & (slot >= 0)
     new = tl.load(key + head * key_head_stride + token * key_token_stride + dim, mask=mask)
     tl.store(keys + (slot * NUM_HEADS + head) * KEY_DIM + dim, new, mask=mask)
     dim = tl.arange(0, BLOCK_V)[None, :]
-    mask = (head < NUM_HEADS) & (dim < VALUE_DIM)
+    mask = (head < NUM_HEADS) & (dim < VALUE_DIM) & (slot >= 0)
     new = tl.load(value + head * value_head_stride + token * value_token_stride + dim, mask=mask)
     tl.store(values + (slot * NUM_HEADS + head) * VALUE_DIM + dim, new, mask=mask)
 
@@ -177,11 +177,13 @@ def combine(  # noqa: PLR0913, a kernel has no objects to bundle its arguments i
 
     Shapes:
         out, partial_out, partial_weight, sinks: see `attend`.
-        merges: int32 [num_merges, MERGE_FIELDS].
+        merges: int32 [num_merges, MERGE_FIELDS]; those of no partial results do nothing.
     """
     merge = merges + tl.program_id(0) * MERGE_FIELDS
     token, row_token = tl.load(merge), tl.load(merge + 1)
     first_partial, num_partials = tl.load(merge + 2), tl.load(merge + 3)
+    if num_partials == 0:
+        return
     head, num_heads = tl.program_id(1), tl.num_programs(1)
     split, dim = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_V)
     is_split = split < num_partials
