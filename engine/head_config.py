@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from engine.drafting_config import ModelSection
 from engine.sampling_params import MAX_DRAFT_TOKENS
+from engine.section import IMPLIES_METHOD
 
 LayerConventionName = Literal["auto", "hidden_states", "layer_outputs"]
 
@@ -17,6 +18,7 @@ class HeadSection(ModelSection):
         "shipped",
         description="Hub id or local folder of the draft head; shipped: the one that comes with Outrider for "
         "its default model.",
+        json_schema_extra={IMPLIES_METHOD: True},
     )
     head_revision: str | None = Field(None, description="The head's branch, tag or commit on the hub.")
 

@@ -2,6 +2,9 @@
 
 from pydantic import BaseModel, ConfigDict
 
+IMPLIES_METHOD = "implies_method"
+"""In a field's json_schema_extra: who sets it and names no method means one that has it."""
+
 
 class Section(BaseModel):
     """A group of settings: immutable, and closed to unknown keys."""

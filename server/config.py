@@ -226,7 +226,7 @@ def _choice(settings: Settings) -> Setting | None:
     if OPTIONS.choice.name in settings:
         return settings[OPTIONS.choice.name]
     for name, setting in settings.items():
-        variant = OPTIONS.options[name].required_by
+        variant = OPTIONS.options[name].implies
         if variant is not None:
             return Setting(variant, setting.source, setting.layer)
     return None

@@ -12,6 +12,8 @@ from typing import Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from engine.section import IMPLIES_METHOD
+
 ENV_PREFIX = "OUTRIDER_"
 
 
@@ -40,7 +42,7 @@ class Option:
         is_nullable: It may be left open, and is by default.
         may_be_empty: The empty text is a value.
         variants: Values of the enclosing choice that have this setting; empty for one that is always there.
-        required_by: The variant that cannot do without it.
+        implies: The variant that is meant where this is given and none is named.
         defaults: By variant, where several have this setting.
     """
 
@@ -54,7 +56,7 @@ class Option:
     is_nullable: bool = False
     may_be_empty: bool = False
     variants: tuple[str, ...] = ()
-    required_by: str | None = None
+    implies: str | None = None
     defaults: tuple[tuple[str, str], ...] = ()
 
     def locates(self, location: tuple[int | str, ...]) -> str | None:
@@ -147,11 +149,12 @@ def _walk_choice(
         for own, own_field in kind.model_fields.items():
             if own != key:
                 option = _option(own, own_field, (*path, name), name.capitalize())
-                required = variant if own_field.is_required() else None
+                extra = own_field.json_schema_extra
+                implies = own_field.is_required() or (isinstance(extra, dict) and IMPLIES_METHOD in extra)
                 yield replace(
                     option,
                     variants=(variant,),
-                    required_by=required,
+                    implies=variant if implies else None,
                     defaults=((variant, option.default),),
                 )
 

@@ -59,7 +59,7 @@ def test_what_the_default_sample_comments_out_can_be_switched_on() -> None:
         needed = {
             other.name: "x"
             for other in OPTIONS.options.values()
-            if other.required_by and method in other.variants
+            if other.implies and method in other.variants
         }
         load_config({"speculation": method, **needed, name: value}, {})
 

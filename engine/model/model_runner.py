@@ -75,9 +75,8 @@ class ModelRunner:
 
     @property
     def device(self) -> torch.device:
-        """Where the model lives."""
-        device: torch.device = self._module.device
-        return device
+        """Where the model computes; its weights may come from elsewhere while it is being prepared."""
+        return self.cache.keys[0].device
 
     def build(self, slices: list[SequenceSlice]) -> InputBatch:
         """Lays slices out for `forward`, on the host."""
