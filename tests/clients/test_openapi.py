@@ -104,6 +104,14 @@ def sensible(case: Any, body: Any, draw: Callable[[st.SearchStrategy[Any]], Any]
     return case
 
 
+def stored_response(schema: Any) -> str:
+    """The id of a new one."""
+    base_url, body = schema.location.removesuffix("/openapi.json"), {"input": "one", "max_output_tokens": 2}
+    answer = httpx.post(f"{base_url}/v1/responses", json=body, timeout=60).raise_for_status()
+    name: str = answer.json()["id"]
+    return name
+
+
 @contextmanager
 def generating(base_url: str) -> Iterator[None]:
     """Keeps the model generating while the block runs, so that there are steps to trace."""
@@ -134,6 +142,8 @@ def test_what_the_schema_allows(schema: Any, path: str, method: str) -> None:
         case = data.draw(operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE))
         if body:
             case = sensible(case, body, data.draw)
+        if "response_id" in (case.path_parameters or {}) and data.draw(st.booleans()):
+            case.path_parameters["response_id"] = stored_response(schema)
         response = case.call_and_validate(checks=CHECKS, timeout=60)
         found[response.status_code, response.headers["content-type"][0].partition(";")[0]] += 1
 
