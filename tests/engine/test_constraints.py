@@ -18,23 +18,14 @@ from engine.sampling_params import Acceptance, Constraint, ConstraintKind, Sampl
 from engine.token_tree import TokenTree
 from tests.engine.answers import PROMPT, assert_clean, build_scripted, essence
 from tests.engines import METHODS, TREES, build_llm, load_tiny
+from tests.formats import OPTIONS
 from tests.schemas import random_schema
 from tests.scripted import fixed
 from tests.tiny import EOS, IM_END
 
 NUM_SCHEMAS = 100
 PER_METHOD = 16
-# Every option that leaves an answer whole.
-OPTIONS = (
-    SamplingParams(temperature=0),
-    SamplingParams(seed=1),
-    SamplingParams(seed=2, temperature=1.4, top_p=0.9, logprobs=2),
-    SamplingParams(seed=3, top_k=5, min_p=0.05, repetition_penalty=1.3),
-    SamplingParams(seed=4, frequency_penalty=0.7, presence_penalty=0.4, choice=2),
-    SamplingParams(seed=5, logit_bias=((ord("a"), 8.0), (ord("{"), -100.0), (EOS, -100.0))),
-    SamplingParams(temperature=0, min_tokens=25, logprobs=0),
-)
-# And those that may cut it.
+# Options that may cut an answer, unlike those of tests.formats.
 CUTS = (
     SamplingParams(seed=1, max_tokens=9),
     SamplingParams(seed=2, stop=('":', "e"), include_stop_str_in_output=True),

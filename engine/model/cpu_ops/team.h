@@ -36,7 +36,8 @@ class Team {
       return function(int64_t{0}, count);
     hire(threads - 1);
     const uint64_t total = (count + piece - 1) / piece;
-    call_ = [](const void* callee, int64_t begin, int64_t end) {
+    // What throws ends the process: helpers may be at work on what the caller's stack would take along.
+    call_ = [](const void* callee, int64_t begin, int64_t end) noexcept {
       (*static_cast<const Function*>(callee))(begin, end);
     };
     callee_ = &function;
@@ -115,7 +116,7 @@ class Team {
 
   std::atomic<bool> busy_{false};
   int hired_ = 0;
-  void (*call_)(const void*, int64_t, int64_t) = nullptr;
+  void (*call_)(const void*, int64_t, int64_t) noexcept = nullptr;
   const void* callee_ = nullptr;
   int64_t count_ = 0, piece_ = 1;
   std::atomic<int> helpers_{0}, asleep_{0};
