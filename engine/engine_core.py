@@ -164,7 +164,7 @@ class EngineCore:
         """What happened since the last call."""
         scheduler = self.scheduler
         self._recorder.part_seconds = self.timer.take()
-        stats = self._recorder.build(len(scheduler.running), len(scheduler.waiting), scheduler.kv.usage)
+        stats = self._recorder.build(scheduler.num_running, scheduler.num_waiting, scheduler.kv.usage)
         self._recorder = StepRecorder()
         return stats
 

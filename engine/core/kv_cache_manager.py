@@ -98,10 +98,38 @@ class KVCacheManager:
             blocks.append(block_id)
         return PrefixMatch(tuple(blocks), len(blocks) * self.block_size, num_draft * self.block_size)
 
+    def will_share(self, reader: Request, request: Request, match: PrefixMatch, num_tokens: int) -> bool:
+        """Whether a reader is about to compute at least num_tokens of what a request's match lacks.
+
+        It is if it stands at the very block that is missing first, and goes on with the request's tokens in
+        whole blocks. Keys are chained, so that the last one of them tells of all.
+
+        Args:
+            reader: A request with a table, some of whose prompt is still to be computed.
+            request: Who would wait for it.
+            match: What the prefix cache knows of `request` now.
+            num_tokens: What waiting is worth; one block is looked at in any case.
+        """
+        if not self.num_looked_up(request):
+            return False
+        if request.needs_draft_cache and not reader.needs_draft_cache:
+            return False
+        place = len(match.blocks)
+        if self._num_shareable(reader, request) != place:
+            return False
+        end = place + max(1, self.blocks_for(num_tokens))
+        if end > min((request.num_tokens - 1) // self.block_size, reader.num_tokens // self.block_size):
+            return False
+        return self._prefix_keys(reader, end)[-1] == self._prefix_keys(request, end)[-1]
+
     def num_taken(self, match: PrefixMatch, num_slots: int) -> int:
         """Free blocks that an admission uses up: new ones, and matched ones that nobody holds."""
         held = sum(self.pool.is_held(block_id) for block_id in match.blocks)
         return self.blocks_for(num_slots) - held
+
+    def num_missing(self, request: Request) -> int:
+        """Blocks that a request with a table still needs for the tokens it has."""
+        return self.blocks_for(request.num_tokens) - len(self._tables[request.request_id].blocks)
 
     def admit(self, request: Request, match: PrefixMatch, num_slots: int) -> bool:
         """Opens a block table that starts with the match and covers num_slots; False if the pool is dry.
@@ -161,6 +189,12 @@ class KVCacheManager:
             self.pool.mark_in_draft_cache(table.blocks[index])
         table.num_draft_marked = max(table.num_draft_marked, num_marked)
 
+    def rematch(self, request: Request, match: PrefixMatch) -> None:
+        """Puts a longer match in the place of a table that holds no more than a match."""
+        self.free(request)
+        admitted = self.admit(request, match, match.num_tokens)
+        assert admitted, "a match takes no new blocks"
+
     def free(self, request: Request) -> None:
         """Gives the request's blocks back; one without a table is no error."""
         table = self._tables.pop(request.request_id, None)
@@ -170,6 +204,13 @@ class KVCacheManager:
     def check_integrity(self) -> None:
         """Raises AssertionError unless block tables and pool agree."""
         self.pool.check_integrity(table.blocks for table in self._tables.values())
+
+    def _num_shareable(self, reader: Request, request: Request) -> int:
+        """Leading blocks of a reader that are computed as far as the request needs them to be."""
+        if not request.needs_draft_cache:
+            return reader.num_computed_tokens // self.block_size
+        marked = self._tables[reader.request_id].num_draft_marked
+        return max(marked, reader.num_draft_cached_tokens // self.block_size)
 
     def _prefix_keys(self, request: Request, count: int) -> list[bytes]:
         """Keys of the first `count` blocks: each a digest of its tokens and the key before it.

@@ -39,6 +39,7 @@ class Request:
         draft: The tree to be verified in the next step.
         matcher: Follows the answer through the grammar that it must obey; None where there is none.
         status: Where it stands.
+        is_held: Whether it runs but sits steps out, while an older request computes what it needs.
         prefix_keys: Digests of its full blocks' contents, as far as they were needed.
     """
 
@@ -54,6 +55,7 @@ class Request:
     draft: TokenTree = field(default=EMPTY_TREE)
     matcher: Matcher | None = None
     status: RequestStatus = RequestStatus.WAITING
+    is_held: bool = False
     prefix_keys: list[bytes] = field(default_factory=list)
 
     @property

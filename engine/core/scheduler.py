@@ -2,11 +2,15 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.kv_cache_manager import KVCacheManager, PrefixMatch
 from engine.core.request import Request, RequestStatus
 from engine.token_tree import EMPTY_TREE, TokenTree
+
+MIN_AWAITED_TOKENS = 64
+"""Shared prompt tokens that are worth waiting for. Who waits comes a step later, which costs what computing
+some tens of tokens beside others does; less is computed twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +46,83 @@ class SchedulerOutput:
     prefix_cache_hits: int
 
 
+@dataclass(slots=True)
+class _Plan:
+    """A step in the making: what is left of its budgets, and what SchedulerOutput says of it."""
+
+    budget: int
+    draft_budget: int
+    scheduled: list[ScheduledRequest] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    num_queries: int = 0
+    num_hits: int = 0
+
+    def begin(self, request: Request, num_looked_up: int) -> None:
+        """Counts what the prefix cache had for a request that takes part from now on."""
+        self.num_queries += num_looked_up
+        self.num_hits += request.num_cached_tokens
+
+    def add(self, item: ScheduledRequest) -> None:
+        """Enters a request's part."""
+        self.scheduled.append(item)
+        self.budget -= item.num_tokens + len(item.tree)
+        self.draft_budget -= len(item.tree)
+
+    def output(self) -> SchedulerOutput:
+        """The step as it is handed out."""
+        return SchedulerOutput(tuple(self.scheduled), tuple(self.preempted), self.num_queries, self.num_hits)
+
+
 class Scheduler:
     """Continuous batching: running requests first, then waiting ones, within a token budget.
 
     Every running request gets a token per step. What is left goes to draft nodes (half of it at most
     while prompts are still to be read), then to prompt chunks. When the pool is dry, the youngest running
     request loses its blocks and goes back to the head of the queue; its text is not affected.
+
+    Prompts with an equal beginning that arrive together are read once. A request whose next blocks are just
+    being computed by one that runs already is held: it has its seat and its place among those that run, and
+    the pool's room for it is kept, but it computes nothing until the blocks are there. The older one gets at
+    least as much of every step as the younger would have, so that waiting costs about a step. Nobody waits
+    for a younger one or for one that is held itself, so that the oldest always computes; when the one waited
+    for ends or loses its blocks, the next in line goes on where it stopped.
+
+    Args:
+        kv: Block tables and the pool.
+        max_num_seqs: Requests that run at most.
+        max_num_batched_tokens: Tokens of a step at most.
+        min_awaited_tokens: A request is held for no less than so many tokens.
     """
 
-    def __init__(self, kv: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        min_awaited_tokens: int = MIN_AWAITED_TOKENS,
+    ) -> None:
         self.kv = kv
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._min_awaited_tokens = min_awaited_tokens
 
     @property
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
         return bool(self.running or self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that compute."""
+        return sum(not request.is_held for request in self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, for room or for what an older one computes."""
+        return len(self.waiting) + len(self.running) - self.num_running
 
     def add(self, request: Request) -> None:
         """Queues a request behind those that are as urgent, and in front of those that are less."""
@@ -71,35 +133,17 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Plans one step and allocates its blocks."""
-        budget = self._max_num_batched_tokens
-        draft_budget = self.num_draft_rows()
-        scheduled: list[ScheduledRequest] = []
-        preempted: list[Request] = []
-        for index, request in enumerate(list(self.running)):
-            if request.status is not RequestStatus.RUNNING:
-                break  # It and all younger ones were preempted below.
-            num_younger = len(self.running) - index - 1
-            spare = budget - num_younger
-            if request.num_uncomputed_tokens == 1:
-                spare = min(spare, 1 + draft_budget)
-            item = self._make_room(self._fit(request, spare), preempted)
-            if item is None:
-                break
-            scheduled.append(item)
-            budget -= item.num_tokens + len(item.tree)
-            draft_budget -= len(item.tree)
-        queries = hits = 0
+        plan = _Plan(self._max_num_batched_tokens, self.num_draft_rows())
+        self._go_on(plan)
         # Whoever was just preempted would be admitted again at once, only to be preempted once more.
-        while not preempted and budget > 0 and self.waiting and len(self.running) < self._max_num_seqs:
+        while not plan.preempted and plan.budget > 0 and self.waiting:
             request = self.waiting[0]
-            if not self._admit(request, budget):
+            if len(self.running) >= self._max_num_seqs or not self._admit(request, plan.budget):
                 break
-            queries += self.kv.num_looked_up(request)
-            hits += request.num_cached_tokens
-            admitted = self._fit(request, budget)
-            scheduled.append(admitted)
-            budget -= admitted.num_tokens
-        return SchedulerOutput(tuple(scheduled), tuple(preempted), queries, hits)
+            if not request.is_held:
+                plan.begin(request, self.kv.num_looked_up(request))
+                plan.add(self._fit(request, plan.budget))
+        return plan.output()
 
     def update(self, item: ScheduledRequest, run: Iterable[int], num_accepted: int) -> None:
         """Enters what a step computed and committed.
@@ -131,7 +175,8 @@ class Scheduler:
 
     def num_prompt_rows(self) -> int:
         """Prompt tokens that the next step reads if no drafts take their place, as things stand."""
-        wanted = sum(request.num_uncomputed_tokens - 1 for request in self.running)
+        reading = (request for request in self.running if not request.is_held)
+        wanted = sum(request.num_uncomputed_tokens - 1 for request in reading)
         for place, request in enumerate(self.waiting):
             if len(self.running) + place >= self._max_num_seqs:
                 break
@@ -158,6 +203,28 @@ class Scheduler:
             assert request.status is RequestStatus.WAITING, request.request_id
             assert request.num_computed_tokens == 0, request.request_id
 
+    def _go_on(self, plan: _Plan) -> None:
+        """Plans the requests that run already, the oldest first."""
+        for index, request in enumerate(list(self.running)):
+            if request.status is not RequestStatus.RUNNING:
+                break  # It and all younger ones were preempted below.
+            if request.is_held:
+                match = self.kv.match_prefix(request)
+                self.kv.rematch(request, match)
+                is_held = self._is_being_read(request, match, self.running[:index])
+                self._start(request, match, is_held)
+                if is_held:
+                    continue
+                plan.begin(request, self.kv.num_looked_up(request))
+            num_younger = len(self.running) - index - 1
+            spare = plan.budget - num_younger
+            if request.num_uncomputed_tokens == 1:
+                spare = min(spare, 1 + plan.draft_budget)
+            item = self._make_room(self._fit(request, spare), plan.preempted)
+            if item is None:
+                break
+            plan.add(item)
+
     def _fit(self, request: Request, num_spare: int) -> ScheduledRequest:
         """As much of the request as num_spare tokens allow, its draft last."""
         num_tokens = min(request.num_uncomputed_tokens, num_spare)
@@ -180,24 +247,45 @@ class Scheduler:
         return ScheduledRequest(request, item.num_tokens, EMPTY_TREE, item.reaches_end)
 
     def _admit(self, request: Request, budget: int) -> bool:
-        """Lets the head of the queue run if the pool has room for all of its tokens."""
+        """Lets the head of the queue run, or be held, if the pool has room for all of its tokens."""
         match = self.kv.match_prefix(request)
-        if self.running and self.kv.num_taken(match, request.num_tokens) > self.kv.pool.num_free:
+        num_free = self.kv.pool.num_free - self._num_kept_free()
+        if self.running and self.kv.num_taken(match, request.num_tokens) > num_free:
             return False
-        num_tokens = min(request.num_tokens - match.num_tokens, budget)
+        is_held = self._is_being_read(request, match, self.running)
+        num_tokens = 0 if is_held else min(request.num_tokens - match.num_tokens, budget)
         if not self.kv.admit(request, match, match.num_tokens + num_tokens):
             return False
         self.waiting.popleft()
         self.running.append(request)
         request.status = RequestStatus.RUNNING
+        self._start(request, match, is_held)
+        return True
+
+    def _start(self, request: Request, match: PrefixMatch, is_held: bool) -> None:
+        """Puts a request behind what the prefix cache has of it, to go on from there or to be held."""
+        request.is_held = is_held
         request.num_computed_tokens = request.num_cached_tokens = match.num_tokens
         request.num_draft_cached_tokens = match.num_draft_tokens
-        return True
+
+    def _is_being_read(self, request: Request, match: PrefixMatch, older: Iterable[Request]) -> bool:
+        """Whether one of the older requests computes in this step what the request would compute next."""
+        return any(
+            not reader.is_held
+            and reader.num_uncomputed_tokens > 1
+            and self.kv.will_share(reader, request, match, self._min_awaited_tokens)
+            for reader in older
+        )
+
+    def _num_kept_free(self) -> int:
+        """Blocks that held requests take if they come to share nothing more than they do now."""
+        return sum(self.kv.num_missing(request) for request in self.running if request.is_held)
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
         self.kv.free(request)
         request.status = RequestStatus.WAITING
+        request.is_held = False
         request.num_computed_tokens = 0
         request.draft = EMPTY_TREE
         self.waiting.appendleft(request)

@@ -14,7 +14,7 @@ class DraftBatch:
     """The coming step.
 
     Attributes:
-        requests: All that run and may speculate, in the scheduler's order.
+        requests: All that compute and may speculate, in the scheduler's order.
         decoding: Those of them that get a token.
         load: What the step holds without drafts.
     """
@@ -34,10 +34,11 @@ def batch_of(scheduler: Scheduler) -> DraftBatch:
     if num_prompt_rows:
         rows = len(decoding) + num_prompt_rows
         whole = StepShape(rows, len(decoding), context, context, reads_prompts=True)
+    computing = [request for request in scheduler.running if not request.is_held]
     return DraftBatch(
-        [request for request in scheduler.running if request.params.speculation.enabled],
+        [request for request in computing if request.params.speculation.enabled],
         [request for request in decoding if request.params.speculation.enabled],
-        Load(shape, whole, scheduler.num_draft_rows(), len(scheduler.running)),
+        Load(shape, whole, scheduler.num_draft_rows(), len(computing)),
     )
 
 
