@@ -87,7 +87,10 @@ def test_refused_by_name(name: str, value: Any) -> None:
         ({"stop": tuple("abcde")}, "stop takes at most 4 strings, got 5"),
         ({"stop": ("",)}, "stop must not contain an empty string: it would match at once"),
         ({"logprobs": 21}, "logprobs must be between 0 and 20, got 21"),
-        ({"min_tokens": 3, "max_tokens": 2}, "min_tokens (3) must not exceed max_tokens (2)"),
+        (
+            {"min_tokens": 3, "max_tokens": 2},
+            "min_tokens (3) must not exceed max_tokens (2): lower one or raise the other",
+        ),
     ],
 )
 def test_message_says_what_is_wrong_with_value_and_limit(params: dict[str, Any], message: str) -> None:

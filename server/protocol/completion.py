@@ -31,8 +31,8 @@ class CompletionRequest(GenerationRequest):
     max_tokens: int | None = Field(
         None,
         ge=0,
-        description="Tokens to generate at most; default: 16, or fewer where the context ends. 0 only "
-        "reads the prompt, for echo.",
+        description="Tokens to generate at most; default: 16, or min_tokens if that is more, or fewer where "
+        "the context ends. 0 only reads the prompt, for echo.",
     )
     prediction: PredictionOrText = Field(
         "",

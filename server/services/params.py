@@ -27,8 +27,9 @@ def completion_params(
     _check_answer(request.names.max_tokens, max_tokens, prompt_len, model)
     _check_answer("min_tokens", request.min_tokens, prompt_len, model)
     if max_tokens is None:
-        # The default is ours, not the client's wish: near the end of the context it yields.
-        max_tokens = min(DEFAULT_COMPLETION_TOKENS, model.max_model_len - prompt_len)
+        # The default is ours, not the client's wish: it yields to min_tokens and to the context's end.
+        wanted_tokens = max(DEFAULT_COMPLETION_TOKENS, request.min_tokens)
+        max_tokens = min(wanted_tokens, model.max_model_len - prompt_len)
     _check_logprobs(request.logprobs, max_logprobs, "logprobs")
     _check_logprobs(request.prompt_logprobs, max_logprobs, "prompt_logprobs")
     wanted = (request.prompt_logprobs, request.logprobs if request.echo else None)

@@ -60,6 +60,15 @@ def test_max_tokens_is_16_by_default_and_yields_to_the_context(serve: Serve) -> 
     assert near_the_end["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(("min_tokens", "expected"), [(5, 16), (16, 16), (17, 17), (127, 127)])
+def test_the_default_of_max_tokens_yields_to_min_tokens(serve: Serve, min_tokens: int, expected: int) -> None:
+    served = serve(FakeEngine(answer=b"x" * 200, max_model_len=128))
+    answer = complete(served, prompt="a", min_tokens=min_tokens)
+    params = served.engine.requests[-1].params
+    assert (params.min_tokens, params.max_tokens) == (min_tokens, expected)
+    assert answer["usage"]["completion_tokens"] == expected
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
