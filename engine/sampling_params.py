@@ -194,7 +194,8 @@ def _check_lengths(max_tokens: int | None, min_tokens: int) -> None:
         raise InvalidRequest(f"min_tokens must be at least 0, got {min_tokens}", "min_tokens")
     if max_tokens is not None and min_tokens > max_tokens:
         raise InvalidRequest(
-            f"min_tokens ({min_tokens}) must not exceed max_tokens ({max_tokens}): lower one or raise the other",
+            f"min_tokens ({min_tokens}) must not exceed max_tokens ({max_tokens}): lower the first or raise "
+            "the second",
             "min_tokens",
         )
 

@@ -89,7 +89,7 @@ def test_refused_by_name(name: str, value: Any) -> None:
         ({"logprobs": 21}, "logprobs must be between 0 and 20, got 21"),
         (
             {"min_tokens": 3, "max_tokens": 2},
-            "min_tokens (3) must not exceed max_tokens (2): lower one or raise the other",
+            "min_tokens (3) must not exceed max_tokens (2): lower the first or raise the second",
         ),
     ],
 )
