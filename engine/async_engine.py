@@ -54,11 +54,10 @@ class AsyncEngine:
         self._tracer = Tracer(core.timer)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._inboxes = Inboxes()
-        self._readers: set[Inbox] = set()
+        self._readers: set[Inbox | PlannerInquiry] = set()
         self._listeners: list[StatsListener] = []
         self._dead = ""
-        # Taken to set _dead and to queue an add, so that no add slips in behind the last look at the queue;
-        # and for _readers, so that nobody begins to wait behind a hang that was told to all.
+        # Taken for _dead and to add a reader, so that nobody begins to wait behind what was told to all.
         self._death_lock = threading.Lock()
         self._watchdog = Watchdog(step_timeout_seconds, self._tell_of_hang)
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
@@ -119,8 +118,7 @@ class AsyncEngine:
                 is_open = delivery.finish_reason is None
                 yield delivery
         finally:
-            with self._death_lock:
-                self._readers.discard(inbox)
+            self._readers.discard(inbox)
             if is_open:
                 self._commands.put(Abort(request_id, inbox))
 
@@ -141,8 +139,12 @@ class AsyncEngine:
         inquiry = PlannerInquiry()
         with self._death_lock:
             self._require_alive()
+            self._readers.add(inquiry)
             self._commands.put(inquiry)
-        return await asyncio.wrap_future(inquiry.answer)
+        try:
+            return await asyncio.wrap_future(inquiry.answer)
+        finally:
+            self._readers.discard(inquiry)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See EngineClient."""
@@ -277,23 +279,21 @@ class AsyncEngine:
     def _tell_of_hang(self, complaint: str) -> None:
         """Tells every waiting client, from the watchdog's thread."""
         logger.error("%s; %d open requests are ended", complaint, len(self._readers))
-        with self._death_lock:
-            readers = tuple(self._readers)
-        for inbox in readers:
-            inbox.refuse(EngineDead(complaint))
+        self._tell_all(complaint)
 
     def _die(self, reason: str) -> None:
         """Tells every waiting client, and every later one."""
         with self._death_lock:
             self._dead = reason
-            while not self._commands.empty():  # Nobody else takes anything out.
-                command = self._commands.get_nowait()
-                if isinstance(command, Add):
-                    command.inbox.refuse(EngineDead(reason))
-                elif isinstance(command, PlannerInquiry):
-                    command.fail(EngineDead(reason))
-            self._tracer.fail(EngineDead(reason))
-        self._inboxes.end_all(EngineDead(reason))
+        self._tell_all(reason)
+        self._tracer.drop()
+
+    def _tell_all(self, reason: str) -> None:
+        """Tells all who wait that nothing comes; one who hears it twice has stopped to listen."""
+        with self._death_lock:
+            for reader in tuple(self._readers):
+                reader.refuse(EngineDead(reason))
+        self._tracer.give_up(EngineDead(reason))
 
 
 def _failure() -> RequestFailed:

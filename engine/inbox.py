@@ -54,10 +54,6 @@ class Inboxes:
         for loop, calls in by_loop.items():
             hand_over(loop, calls)
 
-    def end_all(self, error: EngineError) -> None:
-        """Ends every request with an error."""
-        self.deliver(dict.fromkeys(tuple(self._by_request), error))
-
 
 def hand_over(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], None]]) -> None:
     """Has an event loop make calls, from another thread."""

@@ -266,6 +266,18 @@ def test_who_is_further_does_not_wait_for_a_reader_that_is_behind() -> None:
     assert held(scheduler) == ["c"]
 
 
+def test_nobody_waits_for_a_younger_one() -> None:
+    """Whoever is the oldest computes, even if a younger one happens to stand where it stands."""
+    scheduler = make_scheduler()
+    leader = add(scheduler, "a", SHARED)
+    add(scheduler, "b", SHARED)
+    add(scheduler, "whole", SHARED, replace(SamplingParams(), prompt_logprobs=1))
+    scheduler.schedule()
+    assert held(scheduler) == ["b"]
+    scheduler.finish(leader)  # nothing of the step was committed
+    assert sizes(step(scheduler)) == [("b", 24, 0), ("whole", 24, 0)]
+
+
 def test_a_follower_that_needs_the_drafts_cache_waits_only_for_one_that_fills_it() -> None:
     scheduler = make_scheduler()
     add(scheduler, "plain", SHARED)

@@ -180,6 +180,56 @@ def test_a_step_that_hangs_is_told_to_all_who_wait_and_forgotten_when_it_is_over
     assert "4 open requests are ended" in caplog.text
 
 
+def test_who_asks_for_the_planner_or_a_trace_before_a_step_hangs_is_told_as_well() -> None:
+    with running(max_num_seqs=2, step_timeout_seconds=1) as engine:
+        gate = Gate(engine._core)
+
+        async def scenario() -> None:
+            gate.open.clear()
+            request = asyncio.create_task(answer_of(engine, "r", params=ENDLESS))
+            await until(lambda: engine._core._in_step != ())
+            asked = [
+                asyncio.create_task(engine.planner_report()),
+                asyncio.create_task(engine.trace(2)),
+                asyncio.create_task(engine.planner_report()),
+            ]
+            await until(lambda: engine._tracer._wish is not None and len(engine._readers) == 3)
+            asked.pop().cancel()
+            results = await asyncio.gather(request, *asked, return_exceptions=True)
+            assert {type(result) for result in results} == {EngineDead}
+            assert not engine._readers
+            gate.open.set()
+            await until(lambda: engine.health().alive and is_empty(engine))
+            assert (await engine.planner_report()).planner == "fixed"
+            trace = asyncio.create_task(engine.trace(2))
+            assert essence(await answer_of(engine, "later")) == essence(plain_answer(WISHES))
+            assert b"traceEvents" in await trace
+
+        ask(scenario)
+
+
+def test_a_trace_of_steps_of_which_one_hangs_is_given_up_and_the_next_one_is_made() -> None:
+    with running(max_num_seqs=2, step_timeout_seconds=1) as engine:
+        gate = Gate(engine._core)
+
+        async def scenario() -> None:
+            gate.open.clear()
+            trace = asyncio.create_task(engine.trace(3))
+            await asyncio.sleep(0)
+            request = asyncio.create_task(answer_of(engine, "r", params=ENDLESS))
+            await until(lambda: engine._tracer._recording is not None)
+            results = await asyncio.gather(request, trace, return_exceptions=True)
+            assert {type(result) for result in results} == {EngineDead}
+            gate.open.set()
+            await until(lambda: engine.health().alive and is_empty(engine))
+            trace = asyncio.create_task(engine.trace(1))
+            assert essence(await answer_of(engine, "later")) == essence(plain_answer(WISHES))
+            assert b"traceEvents" in await trace
+            assert engine._tracer._recording is None
+
+        ask(scenario)
+
+
 def test_an_engine_that_hangs_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     parts = build_core()
     engine = AsyncEngine(parts.core, parts.model, parts.tokenizer, step_timeout_seconds=1)
