@@ -19,6 +19,8 @@ from engine.token_tree import TokenTree
 _KEPT_GRAMMARS = 64
 _MAX_MESSAGE = 300
 _MAX_SHOWN = 40
+_LARGE = 16384
+"""Characters; what is longer is compiled in a lane of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,11 @@ class Matcher:
 class GrammarCompiler:
     """Turns constraints into matchers; safe to use from any thread.
 
+    A schema of 20,000 characters takes some 0.1 seconds, one of 131,072 up to several: the library's time
+    grows with the square of the properties that may be left out. So there are two lanes, and large formats
+    hold up none but each other. In a lane one is compiled at a time, since equal ones come together, n to a
+    call, and the engine needs its processors.
+
     Args:
         read_vocabulary: Reads the tokenizer's vocabulary, which takes a while and is done when the first
             constraint comes; or says why this model's answers cannot be constrained.
@@ -160,7 +167,9 @@ class GrammarCompiler:
 
     def __init__(self, read_vocabulary: Callable[[], GrammarVocabulary] | str) -> None:
         self._read_vocabulary = read_vocabulary
-        self._lock = threading.Lock()
+        self._lanes = threading.Lock(), threading.Lock()
+        self._reading = threading.Lock()
+        self._books = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._eos_token_ids: frozenset[int] = frozenset()
         self._compiled: OrderedDict[tuple[ConstraintKind, str], LLMatcher] = OrderedDict()
@@ -172,17 +181,28 @@ class GrammarCompiler:
             InvalidRequest: The grammar is wrong, or asks for what cannot be enforced; it names the keyword.
         """
         key = constraint.kind, constraint.source
-        # One at a time: a compilation is seconds at worst, and equal ones come together, n to a call.
-        with self._lock:
-            if key not in self._compiled:
-                self._compiled[key] = self._new(constraint)
-                if len(self._compiled) > _KEPT_GRAMMARS:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(key)
-            return Matcher(self._compiled[key].deep_copy(), self._eos_token_ids, constraint.param)
+        with self._lanes[len(constraint.source) > _LARGE]:
+            compiled = self._recall(key)
+            if compiled is None:
+                compiled = self._new(constraint)
+                self._keep(key, compiled)
+            return Matcher(compiled.deep_copy(), self._eos_token_ids, constraint.param)
+
+    def _recall(self, key: tuple[ConstraintKind, str]) -> LLMatcher | None:
+        with self._books:
+            if key in self._compiled:
+                self._compiled.move_to_end(key)
+            return self._compiled.get(key)
+
+    def _keep(self, key: tuple[ConstraintKind, str], compiled: LLMatcher) -> None:
+        with self._books:
+            self._compiled[key] = compiled
+            if len(self._compiled) > _KEPT_GRAMMARS:
+                self._compiled.popitem(last=False)
 
     def _new(self, constraint: Constraint) -> LLMatcher:
-        tokenizer = self._tokenizer or self._read_tokenizer(constraint.param)
+        with self._reading:
+            tokenizer = self._tokenizer or self._read_tokenizer(constraint.param)
         try:
             grammar = _grammar_text(constraint)
         except ValueError as error:
