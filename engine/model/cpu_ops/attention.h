@@ -23,7 +23,6 @@
 namespace {
 
 constexpr int64_t TILE = 64;        // Keys per softmax step; part of the result's definition.
-constexpr int64_t GROUP = 16;       // Keys per register block; no part of it.
 constexpr int64_t ROW_BLOCK = 16;   // Rows that share the transposed keys of a tile.
 constexpr int64_t TOGETHER = 4;     // Queries that share one reading of keys or values.
 
@@ -112,21 +111,27 @@ struct Query {
   float peak, sum, rescale;
 };
 
-// The scores of N queries against GROUP keys; each is one chain of sums over the dimensions.
-template <int N, typename Number>
+// The scores of Q queries against N registers of keys; each is one chain of sums over the dimensions.
+template <int Q, int N, typename Number>
 void dots(const Query* queries, const Number* keys, int64_t key_dim, float* scores) {
-  Lanes sums[N][2] = {};
-  for (int64_t d = 0; d < key_dim; ++d) {
-    const Lanes low = load(keys + d * TILE), high = load(keys + d * TILE + WIDTH);
+  Lanes sums[Q][N] = {};
+  for (int64_t d = 0; d < key_dim; ++d)
     for (int n = 0; n < N; ++n) {
-      const float q = queries[n].query[d];
-      sums[n][0] += q * low;
-      sums[n][1] += q * high;
+      const Lanes several = load(keys + d * TILE + n * WIDTH);
+      for (int q = 0; q < Q; ++q) sums[q][n] += queries[q].query[d] * several;
     }
-  }
-  for (int n = 0; n < N; ++n) {
-    store(scores + n * TILE, sums[n][0]);
-    store(scores + n * TILE + WIDTH, sums[n][1]);
+  for (int q = 0; q < Q; ++q)
+    for (int n = 0; n < N; ++n) store(scores + q * TILE + n * WIDTH, sums[q][n]);
+}
+
+// The same for a tile's first `used` keys, and perhaps for some behind them. N: registers of keys at a time, so that
+// chains are many enough not to wait for each other.
+template <int Q, int N, typename Number, typename Function>
+void all_dots(const Query* queries, const Number* keys, int64_t used, int64_t key_dim, float* scores,
+              const Function& before_each) {
+  for (int64_t key = 0; key < used; key += N * WIDTH) {
+    before_each();
+    dots<Q, N>(queries, keys + key, key_dim, scores + key);
   }
 }
 
@@ -162,13 +167,29 @@ void add_all_values(const Query* queries, const float* weights, const Number* co
     }
 }
 
+// The highest of `least` and scores from .. to, of which those that are not numbers do not count.
+inline float highest(const float* scores, int64_t from, int64_t to, float least) {
+  float peak = least;
+  if (from == 0 && to == TILE) {  // The common case, all lanes at once.
+    Lanes peaks = load(scores);
+    peaks = peaks == peaks ? peaks : Lanes{} + least;
+    for (int64_t i = WIDTH; i < TILE; i += WIDTH) {
+      const Lanes next = load(scores + i);
+      peaks = next > peaks ? next : peaks;
+    }
+    for (int64_t i = 0; i < WIDTH; ++i) peak = peaks[i] > peak ? peaks[i] : peak;
+    return peak;
+  }
+  for (int64_t i = from; i < to; ++i) peak = scores[i] > peak ? scores[i] : peak;
+  return peak;
+}
+
 // Turns a tile's scores into weights, in place, and brings the row's running maximum and sum up to date.
 void softmax_step(float* scores, int64_t from, int64_t to, const Options& options, Query& query) {
   for (int64_t i = 0; i < TILE; ++i) scores[i] *= options.scale;
   if (options.softcap != 0.0f)
     for (int64_t i = 0; i < TILE; ++i) scores[i] = tanh_by_exp(scores[i] / options.softcap) * options.softcap;
-  float peak = query.peak;
-  for (int64_t i = from; i < to; ++i) peak = scores[i] > peak ? scores[i] : peak;
+  const float peak = highest(scores, from, to, query.peak);
   for (int64_t i = 0; i < TILE; ++i) scores[i] = exp_nonpositive(scores[i] - peak);
   for (int64_t i = 0; i < from; ++i) scores[i] = 0.0f;
   for (int64_t i = to; i < TILE; ++i) scores[i] = 0.0f;
@@ -264,7 +285,9 @@ class Worker {
       ahead_.add(values_ + head * shape_.value_dim, heads * shape_.value_dim);
     }
     // Per head: where keys are turned around, where scores are computed, where values are added.
-    const int64_t moments = heads * (TILE / WIDTH + (num_queries + 3) / 4 * (TILE / GROUP) + num_queries);
+    const int64_t rest = num_queries % TOGETHER;
+    const int64_t dots = num_queries / TOGETHER * 4 + (rest == 0 ? 0 : rest == 1 ? 1 : 2);
+    const int64_t moments = heads * (TILE / WIDTH + dots + num_queries);
     lines_at_a_time_ = ahead_.num_lines() / moments + 1;
   }
 
@@ -310,18 +333,16 @@ class Worker {
   void step_on(const Wide* tile_keys, const Wide* const* values, const Row* rows, int64_t num_rows, Query* queries,
                int64_t base, int64_t used) {
     const int64_t num_queries = num_rows * shape_.group;
-    for (int64_t q = 0; q < num_queries; q += TOGETHER)
-      for (int64_t key = 0; key < used; key += GROUP) {
-        ahead_.ask(lines_at_a_time_);
-        const Wide* keys = tile_keys + key;
-        float* scores = scores_.data() + q * TILE + key;
-        switch (num_queries - q) {
-          case 1: dots<1>(queries + q, keys, shape_.key_dim, scores); break;
-          case 2: dots<2>(queries + q, keys, shape_.key_dim, scores); break;
-          case 3: dots<3>(queries + q, keys, shape_.key_dim, scores); break;
-          default: dots<4>(queries + q, keys, shape_.key_dim, scores);
-        }
+    const auto ask = [&] { ahead_.ask(lines_at_a_time_); };
+    for (int64_t q = 0; q < num_queries; q += TOGETHER) {
+      float* scores = scores_.data() + q * TILE;
+      switch (num_queries - q) {
+        case 1: all_dots<1, 8>(queries + q, tile_keys, used, shape_.key_dim, scores, ask); break;
+        case 2: all_dots<2, 4>(queries + q, tile_keys, used, shape_.key_dim, scores, ask); break;
+        case 3: all_dots<3, 4>(queries + q, tile_keys, used, shape_.key_dim, scores, ask); break;
+        default: all_dots<4, 2>(queries + q, tile_keys, used, shape_.key_dim, scores, ask);
       }
+    }
     int64_t count = 1;
     for (int64_t q = 0; q < num_queries; q += count) {
       const Part part = part_of(rows[q / shape_.group], base);
@@ -331,7 +352,7 @@ class Worker {
       if (part.from >= part.to) continue;
       for (int64_t i = q; i < q + count; ++i) {
         softmax_step(scores_.data() + i * TILE, part.from, part.to, options_, queries[i]);
-        ahead_.ask(lines_at_a_time_);
+        ask();
       }
       const float* weights = scores_.data() + q * TILE;
       const int64_t dim = shape_.value_dim;
