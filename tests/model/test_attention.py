@@ -194,14 +194,19 @@ def test_a_row_has_the_same_bits_wherever_it_is_computed(
         assert torch.equal(row, expected), f"as a node of depth {depth}"
 
 
-def test_the_number_of_threads_does_not_show() -> None:
+@pytest.mark.parametrize("num_tokens", [1, 5, 150])
+def test_the_number_of_threads_does_not_show(num_tokens: int) -> None:
+    """Three heads: two threads share the rows of one."""
     outs = []
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            piece = (SequenceSlice([0] * 150, 0, scattered_tables(3)[0]), names("a", 0, 150))
-            outs.append(Sequences((12, 4, 64, 64)).run(make_backend("cpu"), [piece], PLAIN)[0])
+            sequences, table = Sequences((12, 3, 64, 64), torch.float16), scattered_tables(3)[0]
+            for start, end in ((0, 70), (70, 70 + num_tokens)):
+                piece = (SequenceSlice([0] * (end - start), start, table), names("a", start, end))
+                [out] = sequences.run(make_backend("cpu"), [piece], PLAIN)
+            outs.append(out)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(outs[0], outs[1])

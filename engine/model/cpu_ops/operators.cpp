@@ -41,7 +41,7 @@ void use_threads(int64_t count) { own_threads = static_cast<int>(count); }
 
 // A block of one sequence's rows and some of the key/value heads.
 struct Item {
-  int64_t span, begin, first_head, end_head;
+  int64_t span, begin, end, first_head, end_head;
 };
 
 // Calls function(number) with a number of the type that a cache holds.
@@ -103,11 +103,19 @@ at::Tensor attend(const at::Tensor& query_, const at::Tensor& key, const at::Ten
     blocks += (row[1] - row[0] + ROW_BLOCK - 1) / ROW_BLOCK;
   }
   // All heads at once, unless some threads would then have nothing to do.
-  const int64_t heads = blocks >= 2 * num_threads() ? shape.num_kv_heads : 1;
+  const int64_t threads = num_threads(), heads = blocks >= 2 * threads ? shape.num_kv_heads : 1;
+  // Of one block alone the heads that are left over once each thread has had as many are shared out by rows.
+  const int64_t left_over = blocks == 1 && shape.num_kv_heads > threads ? shape.num_kv_heads % threads : 0;
   for (int64_t s = 0; s < spans.size(0); ++s)
-    for (int64_t begin = all_spans[s].begin; begin < all_spans[s].end; begin += ROW_BLOCK)
-      for (int64_t head = 0; head < shape.num_kv_heads; head += heads)
-        items.push_back({s, begin, head, std::min(head + heads, shape.num_kv_heads)});
+    for (int64_t begin = all_spans[s].begin; begin < all_spans[s].end; begin += ROW_BLOCK) {
+      const int64_t end = std::min(begin + ROW_BLOCK, all_spans[s].end);
+      for (int64_t head = 0; head < shape.num_kv_heads; head += heads) {
+        const bool is_shared = head >= shape.num_kv_heads - left_over;
+        const int64_t rows = is_shared ? ((end - begin) * left_over + threads - 1) / threads : ROW_BLOCK;
+        for (int64_t from = begin; from < end; from += rows)
+          items.push_back({s, from, std::min(from + rows, end), head, std::min(head + heads, shape.num_kv_heads)});
+      }
+    }
   const auto* queries_data = query.const_data_ptr<float>();
   auto* out_data = out.mutable_data_ptr<float>();
   std::reverse(items.begin(), items.end());  // The last rows of a chunk see the most.
@@ -116,7 +124,7 @@ at::Tensor attend(const at::Tensor& query_, const at::Tensor& key, const at::Ten
     std::vector<Query> queries;
     for (int64_t i = first_item; i < last_item; ++i) {
       const Span& span = all_spans[items[i].span];
-      const int64_t begin = items[i].begin, end = std::min(begin + ROW_BLOCK, span.end);
+      const int64_t begin = items[i].begin, end = items[i].end;
       rows.clear();
       queries.clear();
       for (int64_t t = begin; t < end; ++t) {
