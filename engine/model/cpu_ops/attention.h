@@ -135,8 +135,8 @@ void all_dots(const Query* queries, const Number* keys, int64_t used, int64_t ke
   }
 }
 
-// For Q queries out = out * rescale + sum of weights * values, in order; lanes are dimensions. A query's weights lie TILE
-// behind those of the one before.
+// For Q queries out = out * rescale + sum of weights * values, in order; lanes are dimensions. A query's weights lie
+// TILE behind those of the one before.
 template <int Q, int N, typename Number>
 void add_values(const Query* queries, const float* weights, const Number* const* values, int64_t from, int64_t to,
                 int64_t offset) {
@@ -170,10 +170,9 @@ void add_all_values(const Query* queries, const float* weights, const Number* co
 // The highest of `least` and scores from .. to, of which those that are not numbers do not count.
 inline float highest(const float* scores, int64_t from, int64_t to, float least) {
   float peak = least;
-  if (from == 0 && to == TILE) {  // The common case, all lanes at once.
-    Lanes peaks = load(scores);
-    peaks = peaks == peaks ? peaks : Lanes{} + least;
-    for (int64_t i = WIDTH; i < TILE; i += WIDTH) {
+  if (from == 0 && to == TILE) {  // The common case, in lanes: which order they are compared in does not show.
+    Lanes peaks = Lanes{} + least;
+    for (int64_t i = 0; i < TILE; i += WIDTH) {
       const Lanes next = load(scores + i);
       peaks = next > peaks ? next : peaks;
     }

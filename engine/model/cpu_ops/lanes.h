@@ -62,13 +62,16 @@ void widen(const Number* source, int64_t size, float* target) {
 constexpr float largest(c10::Half) { return 65504.0f; }
 constexpr float largest(c10::BFloat16) { return std::bit_cast<float>(0x7F7F0000); }
 
-// A finite number that a type has no room for becomes the largest that it has; what is infinite or not a number stays so.
+// A finite number that a type has no room for becomes the largest that it has; what is infinite or not a number stays
+// so.
 inline float saturated(float x, float limit) {
   return std::fabs(x) > limit && std::fabs(x) <= std::numeric_limits<float>::max() ? std::copysign(limit, x) : x;
 }
 
 // target[i] = source[i], rounded to nearest, ties to even, and saturated.
-inline void narrow(const float* source, int64_t size, float* target) { std::memcpy(target, source, size * sizeof(float)); }
+inline void narrow(const float* source, int64_t size, float* target) {
+  std::memcpy(target, source, size * sizeof(float));
+}
 
 template <typename Number>
 void narrow(const float* source, int64_t size, Number* target) {
@@ -87,13 +90,14 @@ inline void narrow(const float* source, int64_t size, c10::Half* target) {
 }
 #endif
 
-// target[d * stride + i] = sources[i][d] for WIDTH values of i and `size` of d.
+// target[d * stride + i] = sources[i][d] for WIDTH values of i and those of d from .. size.
 template <typename Number>
 void transpose_rest(const Number* const* sources, int64_t from, int64_t size, Number* target, int64_t stride) {
   for (int64_t d = from; d < size; ++d)
     for (int64_t i = 0; i < WIDTH; ++i) target[d * stride + i] = sources[i][d];
 }
 
+// The same for all d, in registers where there are any.
 inline void transpose(const float* const* sources, int64_t size, float* target, int64_t stride) {
   int64_t begin = 0;
 #ifdef __AVX__

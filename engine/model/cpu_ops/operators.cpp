@@ -72,8 +72,8 @@ void write_slots(const at::Tensor& tokens, const at::Tensor& slots, at::Tensor& 
 
 at::Tensor dense_heads(const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); }
 
-// spans: int64 [S, 5]: begin, end, num_committed, num_slots, offset into context. See CpuAttention. Queries, keys and values
-// are of float32, caches of float32, float16 or bfloat16.
+// spans: int64 [S, 5]: begin, end, num_committed, num_slots, offset into context. See CpuAttention. Queries, keys and
+// values are of float32, caches of float32, float16 or bfloat16.
 at::Tensor attend(const at::Tensor& query_, const at::Tensor& key, const at::Tensor& value, at::Tensor key_cache,
                   at::Tensor value_cache, const at::Tensor& slots, const at::Tensor& spans, const at::Tensor& context,
                   const at::Tensor& visible, const at::Tensor& ancestors, double scale, int64_t window, double softcap,
