@@ -18,6 +18,7 @@ from engine.section import Section
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 DType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
+KVCacheDType = Literal["auto", "float32", "float16", "bfloat16"]
 
 
 class ModelConfig(Section):
@@ -57,6 +58,11 @@ class CacheConfig(Section):
         None, gt=0, description="Size of the KV pool in GiB; default: from the memory that is free."
     )
     num_kv_blocks: int | None = Field(None, ge=1, description="Size of the KV pool in blocks, instead.")
+    kv_cache_dtype: KVCacheDType = Field(
+        "auto",
+        description="Type of keys and values; auto: float16 where the C++ operators run a model "
+        "of int8 or float16 weights, else that of the activations.",
+    )
     prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prompt beginnings.")
 
     @model_validator(mode="after")

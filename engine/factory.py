@@ -15,6 +15,7 @@ from engine.drafting import Drafting
 from engine.engine_core import EngineCore
 from engine.grammar import GrammarCompiler, GrammarVocabulary
 from engine.model.attention.choice import choose_backend
+from engine.model.cache_type import choose_cache_type
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import load_causal_lm
@@ -160,17 +161,19 @@ class _Parts:
 def _parts(
     config: EngineConfig, target: LoadedModel, drafts: Sequence[Draft], speculator: Speculator | None
 ) -> _Parts:
+    dtype = choose_cache_type(config.cache.kv_cache_dtype, target)
     plan = plan_blocks(
         config.cache,
         config.scheduler,
-        [_footprint(model) for model in (target, *drafts)],
+        [_footprint(model, config, target) for model in (target, *drafts)],
         target.max_model_len,
         target.device,
     )
     logger.info(
-        "kv cache: %d blocks of %d tokens, %.2f GiB for %s (%s)",
+        "kv cache: %d blocks of %d tokens, %s, %.2f GiB for %s (%s)",
         plan.num_blocks,
         config.cache.block_size,
+        str(dtype).removeprefix("torch."),
         plan.total_bytes / GIB,
         "target and draft" if drafts else "the target",
         plan.reason,
@@ -179,7 +182,7 @@ def _parts(
         speculator = build_speculator(config, target, drafts, plan.num_blocks)
     drafters = build_drafters(config, target, speculator)
     _log_speculation(config, drafts, is_on=speculator is not None)
-    cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, target.dtype, target.device)
+    cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, dtype, target.device)
     runner = ModelRunner(
         target.module,
         cache,
@@ -195,9 +198,13 @@ def _parts(
     return _Parts(config, target, runner, plan.num_blocks, drafters, measurements, tokenizer)
 
 
-def _footprint(model: Draft) -> CacheFootprint:
-    per_block = 0 if isinstance(model, LoadedModel) else model.numbers_per_block
-    return CacheFootprint(model.layers, model.dtype, per_block)
+def _footprint(model: Draft, config: EngineConfig, target: LoadedModel) -> CacheFootprint:
+    """A draft model's cache is of the type that fits it, a head's as its target's."""
+    wanted = config.cache.kv_cache_dtype
+    if isinstance(model, LoadedModel):
+        return CacheFootprint(model.layers, choose_cache_type(wanted, model))
+    extra = model.numbers_per_block * model.dtype.itemsize
+    return CacheFootprint(model.layers, choose_cache_type(wanted, target), extra)
 
 
 def _log_speculation(config: EngineConfig, drafts: Sequence[Draft], *, is_on: bool) -> None:

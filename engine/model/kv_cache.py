@@ -26,6 +26,18 @@ class LayerShape:
         return self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
+def narrowed(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers in the type of a cache, rounded to nearest, ties to even.
+
+    A finite number that the type has no room for becomes the largest that it has: a score that is off by a
+    little is better than one that is not a number. What is infinite or not a number stays so.
+    """
+    if numbers.dtype == dtype:
+        return numbers
+    limit = torch.finfo(dtype).max
+    return torch.where(numbers.isinf(), numbers, numbers.clamp(-limit, limit)).to(dtype)
+
+
 class PagedKVCache:
     """Key and value tensors of every layer of one model.
 
@@ -36,6 +48,7 @@ class PagedKVCache:
         keys: Per layer a tensor [num_slots, num_kv_heads, key_dim].
         values: Per layer a tensor [num_slots, num_kv_heads, value_dim].
         block_size: Slots per block.
+        dtype: Type of the tensors.
     """
 
     def __init__(
@@ -47,6 +60,7 @@ class PagedKVCache:
         device: torch.device,
     ) -> None:
         self.block_size = block_size
+        self.dtype = dtype
         # Layers of one shape lie in one stack, so that one operator moves the slots of them all. Not filled:
         # attention reads only slots that were written, and a CPU's pool takes real memory only as its pages
         # are used.
@@ -68,8 +82,8 @@ class PagedKVCache:
             keys: [num_tokens, num_kv_heads, key_dim].
             values: [num_tokens, num_kv_heads, value_dim].
         """
-        self.keys[layer].index_copy_(0, slots, keys)
-        self.values[layer].index_copy_(0, slots, values)
+        self.keys[layer].index_copy_(0, slots, narrowed(keys, self.dtype))
+        self.values[layer].index_copy_(0, slots, narrowed(values, self.dtype))
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies slots in every layer at once, as if all were read before any is written.

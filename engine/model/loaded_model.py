@@ -22,7 +22,7 @@ class LoadedModel:
         max_model_len: Tokens that prompt and answer may share.
         eos_token_ids: Ids that end an answer.
         device: Where it runs.
-        dtype: Type of its activations, and of its keys and values.
+        dtype: Type of its activations.
         weights: Type of its linear layers' weights: "float32", "float16", "bfloat16" or "int8".
         operators: The C++ operators of its steps; None where there are none for it.
     """

@@ -32,17 +32,17 @@ class CacheFootprint:
     Attributes:
         layers: Cache shape of each attention layer.
         dtype: Type of its keys and values.
-        numbers_per_block: What it keeps besides, once per block.
+        extra_bytes_per_block: What it keeps besides, once per block.
     """
 
     layers: tuple[LayerShape, ...]
     dtype: torch.dtype
-    numbers_per_block: int = 0
+    extra_bytes_per_block: int = 0
 
     def bytes_per_block(self, block_size: int) -> int:
         """Keys and values of all layers for so many tokens, and what is kept once."""
         per_token = sum(layer.numbers_per_token for layer in self.layers)
-        return (block_size * per_token + self.numbers_per_block) * self.dtype.itemsize
+        return block_size * per_token * self.dtype.itemsize + self.extra_bytes_per_block
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class WeightPlan:
 
     Attributes:
         dtype: Type of the weights: "float32", "float16", "bfloat16" or "int8".
-        activations: Type of what goes from layer to layer, of keys and values.
+        activations: Type of what goes from layer to layer.
         packer: Holds the linear layers' weights; None leaves them as torch has them.
         strict: The type was asked for by name, so that weights which do not fit are an error. Otherwise the
             layers that have them are held in float32.

@@ -17,6 +17,7 @@ from engine.drafting_config import ModelSection
 from engine.errors import StartupError
 from engine.head_config import EagleSpeculation, MedusaSpeculation
 from engine.model.attention.choice import choose_backend
+from engine.model.cache_type import choose_cache_type
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loader import LoadedModel, load_causal_lm
 from engine.model.model_runner import ModelRunner
@@ -155,7 +156,8 @@ def _draft_with(
 ) -> DraftModelSpeculator:
     speculation = config.speculation
     assert isinstance(speculation, DraftModelSpeculation), "only this method drafts with a model"
-    cache = PagedKVCache(draft.layers, num_blocks, config.cache.block_size, draft.dtype, draft.device)
+    dtype = choose_cache_type(config.cache.kv_cache_dtype, draft)
+    cache = PagedKVCache(draft.layers, num_blocks, config.cache.block_size, dtype, draft.device)
     return DraftModelSpeculator(
         ModelRunner(
             draft.module,
@@ -173,7 +175,8 @@ def _eagle_speculator(
     loaded: LoadedEagle, config: EngineConfig, target: LoadedModel, num_blocks: int, grower: TreeGrower
 ) -> EagleSpeculator:
     block_size = config.cache.block_size
-    cache = PagedKVCache(loaded.layers, num_blocks, block_size, loaded.dtype, target.device)
+    dtype = choose_cache_type(config.cache.kv_cache_dtype, target)
+    cache = PagedKVCache(loaded.layers, num_blocks, block_size, dtype, target.device)
     ends = TargetEnds(target.module, target.vocab_size)
     feature = torch.empty(loaded.numbers_per_block, dtype=target.dtype, device=target.device)
     stack = stack_head(loaded.head, ends, cache, target.operators)

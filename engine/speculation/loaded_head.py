@@ -34,7 +34,7 @@ class LoadedEagle:
     Attributes:
         name: What it was asked for by.
         head: In evaluation mode.
-        dtype: Type of its activations, keys and values.
+        dtype: Type of its activations.
         max_model_len: Tokens that it can follow: as many as the target, its positions being relative.
     """
 

@@ -1,7 +1,7 @@
 """The target as training sees it: what its forward passes say at every place of a text.
 
-They are the engine's own passes, with its weights as they are served, so a head learns from the very states
-that it will read.
+They are the engine's own passes, with its weights and its cache as they are served by default, so a head
+learns from the very states that it will read.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.model.attention.choice import choose_backend
+from engine.model.cache_type import choose_cache_type
 from engine.model.hidden_states import HiddenSelection
 from engine.model.input_batch import SequenceSlice
 from engine.model.kv_cache import PagedKVCache
@@ -58,7 +59,8 @@ class TargetReader:
         self.features = default_features(text_config(model.module.config).num_hidden_layers)
         self._top_k = min(top_k, model.vocab_size)
         self._num_blocks = -(-max(PASS_TOKENS, model.max_model_len) // _BLOCK_SIZE) + PASS_TOKENS
-        cache = PagedKVCache(model.layers, self._num_blocks, _BLOCK_SIZE, model.dtype, model.device)
+        dtype = choose_cache_type("auto", model)
+        cache = PagedKVCache(model.layers, self._num_blocks, _BLOCK_SIZE, dtype, model.device)
         backend = choose_backend(model.operators, model.device)
         self._runner = ModelRunner(
             model.module, cache, backend, model.vocab_size, model.operators, model.weights

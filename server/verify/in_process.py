@@ -10,6 +10,7 @@ from engine.errors import InvalidRequest
 from engine.factory import Engine, assemble
 from engine.inspection import Inspector
 from engine.llm import LLM, Completion
+from engine.model.cache_type import rounding_type
 from engine.model.loader import load_causal_lm
 from engine.outputs import TokenLogprob
 from engine.sampling_params import SamplingParams
@@ -27,7 +28,7 @@ class EngineSubject:
     Args:
         engine: Nobody else may use it meanwhile.
         at_once: Requests that it runs at the same time.
-        precision: Type of the activations.
+        precision: Type that decides how far rounding may lead; see Subject.
     """
 
     def __init__(self, engine: Engine, at_once: int, precision: str) -> None:
@@ -115,7 +116,8 @@ def engine_subjects(configs: Mapping[str, EngineConfig]) -> Iterator[EngineSubje
         target = target or load_causal_lm(config.model)
         drafts = load_drafts(config.speculation, target, config.model)
         engine = assemble(config, target, drafts)
-        yield EngineSubject(engine, config.scheduler.max_num_seqs, str(target.dtype).removeprefix("torch."))
+        precision = rounding_type(target, engine.runner.cache.dtype)
+        yield EngineSubject(engine, config.scheduler.max_num_seqs, str(precision).removeprefix("torch."))
         del drafts, engine
         gc.collect()
 

@@ -92,7 +92,10 @@ class Subject(Protocol):
 
     @property
     def precision(self) -> str:
-        """Type of the activations, such as float32; empty where it is not told."""
+        """Type whose rounding decides how far a batch may lead, such as float32; empty where it is not told.
+
+        That of the activations, or of keys and values where these are rounded further.
+        """
 
     @property
     def at_once(self) -> int:

@@ -2,8 +2,8 @@
 
     python -m tests.bench.quality [--model M] [--tokens 2048]
 
-Every type of weights is compared with float32, on source code (modules of Python's
-standard library) and on prose (this project's documents).
+Every type of weights, over the key/value cache that is served with it, is compared with float32, on source
+code (modules of Python's standard library) and on prose (this project's documents).
 """
 
 import argparse
@@ -18,6 +18,7 @@ import torch
 
 from engine.config import DType, ModelConfig
 from engine.model.attention.choice import choose_backend
+from engine.model.cache_type import choose_cache_type
 from engine.model.input_batch import SequenceSlice
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loaded_model import LoadedModel
@@ -99,7 +100,8 @@ def encode(model: LoadedModel, text: str, limit: int) -> list[int]:
 def log_probabilities(model: LoadedModel, tokens: list[int]) -> torch.Tensor:
     """float32 [num_tokens, vocab_size]: what comes after each token."""
     num_blocks = -(-len(tokens) // BLOCK_SIZE)
-    cache = PagedKVCache(model.layers, num_blocks, BLOCK_SIZE, model.dtype, model.device)
+    dtype = choose_cache_type("auto", model)
+    cache = PagedKVCache(model.layers, num_blocks, BLOCK_SIZE, dtype, model.device)
     runner = ModelRunner(model.module, cache, choose_backend(model.operators, model.device), model.vocab_size)
     rows = []
     for begin in range(0, len(tokens), CHUNK):

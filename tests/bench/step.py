@@ -1,6 +1,7 @@
 """What a step costs: checking 1, 2, ... tokens, several requests, and sampling, beside the machine's memory.
 
     python -m tests.bench.step [--model M] [--dtype int8] [--rows 1,2,4,5,6,8,16] [--context 200,2000]
+                               [--kv-cache-dtype float32,float16]
 
 A step here is what the engine does between two tokens, scheduling left out: the batch is built, the target
 runs over it, tokens are chosen. Everything that is compared is timed in turn, round after round, so that a
@@ -14,14 +15,15 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import nn
 
-from engine.config import ModelConfig
+from engine.config import KVCacheDType, ModelConfig
 from engine.model.attention.choice import choose_backend
+from engine.model.cache_type import choose_cache_type
 from engine.model.input_batch import SequenceSlice
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loaded_model import LoadedModel
@@ -46,12 +48,14 @@ class Case:
         requests: How many take part.
         rows: Tokens of each: the last one and a chain of drafts.
         context: Tokens of each before that.
+        cache: Type of keys and values.
         params: How tokens are chosen.
     """
 
     requests: int
     rows: int
     context: int
+    cache: KVCacheDType = "auto"
     params: SamplingParams = GREEDY
 
 
@@ -73,15 +77,21 @@ class Bench:
         model: The model.
         longest: Tokens of the longest context.
         most: Requests of the largest batch.
+        caches: Types of keys and values; there is a cache of each.
     """
 
-    def __init__(self, model: LoadedModel, longest: int, most: int) -> None:
+    def __init__(self, model: LoadedModel, longest: int, most: int, caches: Sequence[KVCacheDType]) -> None:
         self._vocab_size = model.vocab_size
         self._blocks = -(-(longest + 64) // BLOCK_SIZE)
-        cache = PagedKVCache(model.layers, most * self._blocks, BLOCK_SIZE, model.dtype, model.device)
+        self._runners = {wanted: self._runner(model, most, wanted) for wanted in caches}
+        self._sampler = Sampler(model.operators)
+
+    def _runner(self, model: LoadedModel, most: int, wanted: KVCacheDType) -> ModelRunner:
+        dtype = choose_cache_type(wanted, model)
+        cache = PagedKVCache(model.layers, most * self._blocks, BLOCK_SIZE, dtype, model.device)
         for tensor in (*cache.keys, *cache.values):
             tensor.normal_()  # Also so that no page is touched for the first time while it is timed.
-        self._runner = ModelRunner(
+        return ModelRunner(
             model.module,
             cache,
             choose_backend(model.operators, model.device),
@@ -89,14 +99,14 @@ class Bench:
             weights=model.weights,
             operators=model.operators,
         )
-        self._sampler = Sampler(model.operators)
 
     def step(self, case: Case) -> Spent:
         """Makes one."""
-        with self._runner.threads:
-            return self._step(case)
+        runner = self._runners[case.cache]
+        with runner.threads:
+            return self._step(case, runner)
 
-    def _step(self, case: Case) -> Spent:
+    def _step(self, case: Case, runner: ModelRunner) -> Spent:
         began = time.perf_counter()
         chance = range(7, 7 + case.rows)
         tree = TokenTree.chain([1000 * token % self._vocab_size for token in chance[1:]])
@@ -104,7 +114,7 @@ class Bench:
         for request in range(case.requests):
             table = range(request * self._blocks, (request + 1) * self._blocks)
             slices.append(SequenceSlice([chance[0]], case.context - 1, table, tree, case.rows))
-        rows = self._runner.forward(self._runner.build(slices))
+        rows = runner.forward(runner.build(slices))
         computed = time.perf_counter()
         tokens = [*range(1, case.context), chance[0]]
         task = SamplingTask(case.params, tokens, len(tokens) - 1, tree, frozenset())
@@ -120,11 +130,15 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     config = ModelConfig(model=options.model, dtype=options.dtype, device="cpu", offline=True)
     model = load_causal_lm(config)
-    bench = Bench(model, max(options.context), options.batch)
-    single = [Case(1, rows, context) for context in options.context for rows in options.rows]
-    batch = [Case(count, 1, options.context[0]) for count in powers_up_to(options.batch)]
-    chosen = [Case(options.batch, 1, options.context[0], params) for params in (GREEDY, SAMPLED)]
-    cases = list(dict.fromkeys([*single, *batch, *chosen]))
+    bench = Bench(model, max(options.context), options.batch, options.kv_cache_dtype)
+    first_cache, *other_caches = options.kv_cache_dtype
+    single = [Case(1, rows, context, first_cache) for context in options.context for rows in options.rows]
+    counts = powers_up_to(options.batch)
+    batch = [Case(count, 1, context, first_cache) for context in options.context for count in counts]
+    chosen = [Case(options.batch, 1, options.context[0], first_cache, params) for params in (GREEDY, SAMPLED)]
+    compared = list(dict.fromkeys([*single, *batch]))
+    others = [replace(case, cache=cache) for cache in other_caches for case in compared]
+    cases = list(dict.fromkeys([*compared, *chosen, *others]))
     works: dict[object, Callable[[], Spent]] = {case: partial(bench.step, case) for case in cases}
     # Behind a read loop torch's threads are awake for a while yet, and no weight is in the cache.
     first: dict[object, Callable[[], Spent]] = {
@@ -136,6 +150,7 @@ def main() -> None:
     for line in (
         *curve(times, single, options.rows, options.context),
         *batches(times, batch),
+        *by_cache(times, compared, others),
         *sampling(times, chosen),
         *limit(times, single[0], weight_bytes(model.module)),
     ):
@@ -153,6 +168,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 5, 6, 8, 16], help="tokens to check")
     parser.add_argument("--context", type=numbers, default=[200, 2000], help="tokens before them")
+    parser.add_argument(
+        "--kv-cache-dtype",
+        type=lambda text: text.split(","),
+        default=["auto"],
+        help="types of keys and values; others are compared with the first",
+    )
     parser.add_argument("--batch", type=int, default=8, help="requests of the largest batch")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, help="default: torch's own choice")
@@ -212,10 +233,25 @@ def curve(times: Times, cases: Sequence[Case], rows: Sequence[int], contexts: Se
 def batches(times: Times, cases: Sequence[Case]) -> Iterator[str]:
     """Several requests, a token each."""
     yield "\nrequests of one token each, greedy: milliseconds (times one request)"
-    yield "  ".join(
-        f"{case.requests}: {milliseconds(times[case]):.1f} ({ratio(times[case], times[cases[0]]):.2f})"
-        for case in cases
-    )
+    for context in dict.fromkeys(case.context for case in cases):
+        own = [case for case in cases if case.context == context]
+        cells = (
+            f"{case.requests}: {milliseconds(times[case]):.1f} ({ratio(times[case], times[own[0]]):.2f})"
+            for case in own
+        )
+        yield f"{context:8}  " + "  ".join(cells)
+
+
+def by_cache(times: Times, cases: Sequence[Case], others: Sequence[Case]) -> Iterator[str]:
+    """The same steps over caches of other types."""
+    for other in others:
+        case = replace(other, cache=cases[0].cache)
+        if case == cases[0]:
+            yield f"\n{other.cache} keys and values: milliseconds (times {case.cache})"
+        yield (
+            f"  {case.requests} x {case.rows} tokens behind {case.context}: {milliseconds(times[other]):.1f} "
+            f"({ratio(times[other], times[case]):.3f})"
+        )
 
 
 def sampling(times: Times, cases: Sequence[Case]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import torch
 
 from engine.model.attention.interface import AttentionBackend, LayerOptions
 from engine.model.input_batch import InputBatch, SequenceSlice
-from engine.model.kv_cache import LayerShape, PagedKVCache
+from engine.model.kv_cache import LayerShape, PagedKVCache, narrowed
 from engine.token_tree import TokenTree
 from tests.operators import BACKENDS, make_backend
 
@@ -28,16 +28,17 @@ OPTIONS = {
     "all": LayerOptions(scale=0.3, window=7, softcap=1.5, sinks=torch.linspace(-2, 2, 12)),
 }
 # Heads, key/value heads, key dimension, value dimension: odd ones, and those of real models.
+CACHES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = [(12, 12, 8, 8), (12, 4, 64, 64), (12, 2, 128, 80), (12, 1, 5, 11), (12, 3, 96, 128)]
 
 
 class Sequences:
     """Random queries, keys and values of a few token sequences, by path, and a cache to run them through."""
 
-    def __init__(self, shape: tuple[int, int, int, int]) -> None:
+    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float32) -> None:
         self.num_heads, self.num_kv_heads, self.key_dim, self.value_dim = shape
         layer = LayerShape(self.num_kv_heads, self.key_dim, self.value_dim)
-        self.cache = PagedKVCache([layer], NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+        self.cache = PagedKVCache([layer], NUM_BLOCKS, BLOCK_SIZE, dtype, torch.device("cpu"))
         self.cache.keys[0].fill_(float("nan"))
         self.cache.values[0].fill_(float("nan"))
 
@@ -64,12 +65,14 @@ class Sequences:
         return list(torch.split(out, [len(piece) for piece, _ in pieces]))
 
     def exact(self, path: Sequence[str], options: LayerOptions) -> torch.Tensor:
-        """What the last token of a path gets, [H, V], in float64."""
+        """What the last token of a path gets, [H, V], in float64, of what the cache holds."""
         tokens = [self.token(name) for name in path]
         group = self.num_heads // self.num_kv_heads
         query = tokens[-1][0].double()
-        keys = torch.stack([key for _, key, _ in tokens]).double().repeat_interleave(group, dim=1)
-        values = torch.stack([value for _, _, value in tokens]).double().repeat_interleave(group, dim=1)
+        keys, values = (
+            narrowed(torch.stack(column), self.cache.dtype).double().repeat_interleave(group, dim=1)
+            for column in list(zip(*tokens, strict=True))[1:]
+        )
         scores = torch.einsum("hd,nhd->hn", query, keys) * options.scale
         if options.softcap is not None:
             scores = torch.tanh(scores / options.softcap) * options.softcap
@@ -97,12 +100,20 @@ def scattered_tables(seed: int) -> list[list[int]]:
     return [blocks[begin : begin + 16] for begin in range(0, NUM_BLOCKS, 16)]
 
 
+# What is done with scores does not depend on how keys are read.
+CASES = [(wish, torch.float32) for wish in OPTIONS] + [
+    (wish, dtype) for wish in ("plain", "long window", "all") for dtype in CACHES[1:]
+]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("wish", OPTIONS)
+@pytest.mark.parametrize(("wish", "dtype"), CASES, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_row_attends_to_its_own_past(backend: str, wish: str, shape: tuple[int, int, int, int]) -> None:
+def test_every_row_attends_to_its_own_past(
+    backend: str, wish: str, shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
     """Chunks, single tokens and trees of several sequences side by side, contexts of several lengths."""
-    chosen, options, sequences = make_backend(backend), OPTIONS[wish], Sequences(shape)
+    chosen, options, sequences = make_backend(backend), OPTIONS[wish], Sequences(shape, dtype)
     a, b, c, d = scattered_tables(1)
     for start, end in ((0, 3), (3, 100), (100, 127)):
         sequences.run(
@@ -129,15 +140,28 @@ def assert_close(ours: torch.Tensor, exact: torch.Tensor) -> None:
     torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("wish", OPTIONS)
+BIT_CASES = [
+    *((wish, (12, 4, 64, 64), torch.float32) for wish in OPTIONS),
+    *((wish, (12, 4, 64, 64), torch.float16) for wish in OPTIONS),
+    ("plain", (12, 4, 64, 64), torch.bfloat16),
+    # A head of its own for each query; more to a group than are read together; sizes that fill no register.
+    ("plain", (12, 12, 16, 8), torch.float16),
+    ("long window", (12, 2, 128, 80), torch.float16),
+    ("plain", (12, 1, 5, 11), torch.float16),
+]
+
+
+@pytest.mark.parametrize(("wish", "shape", "dtype"), BIT_CASES, ids=str)
 @pytest.mark.parametrize("num_tokens", [1, 5, 63, 64, 65, 130, 200])
-def test_a_row_has_the_same_bits_wherever_it_is_computed(wish: str, num_tokens: int) -> None:
+def test_a_row_has_the_same_bits_wherever_it_is_computed(
+    wish: str, shape: tuple[int, int, int, int], dtype: torch.dtype, num_tokens: int
+) -> None:
     backend, options = make_backend("cpu"), OPTIONS[wish]
     last, path = num_tokens - 1, names("a", 0, num_tokens)
     tables = scattered_tables(2)
 
     def prepared(upto: int, table: Sequence[int]) -> Sequences:
-        sequences = Sequences((12, 4, 64, 64))
+        sequences = Sequences(shape, dtype)
         if upto:
             sequences.run(backend, [(SequenceSlice([0] * upto, 0, table), path[:upto])], options)
         return sequences
@@ -170,24 +194,30 @@ def test_a_row_has_the_same_bits_wherever_it_is_computed(wish: str, num_tokens: 
         assert torch.equal(row, expected), f"as a node of depth {depth}"
 
 
-def test_the_number_of_threads_does_not_show() -> None:
+@pytest.mark.parametrize("num_tokens", [1, 5, 150])
+def test_the_number_of_threads_does_not_show(num_tokens: int) -> None:
+    """Three heads: two threads share the rows of one."""
     outs = []
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            piece = (SequenceSlice([0] * 150, 0, scattered_tables(3)[0]), names("a", 0, 150))
-            outs.append(Sequences((12, 4, 64, 64)).run(make_backend("cpu"), [piece], PLAIN)[0])
+            sequences, table = Sequences((12, 3, 64, 64), torch.float16), scattered_tables(3)[0]
+            for start, end in ((0, 70), (70, 70 + num_tokens)):
+                piece = (SequenceSlice([0] * (end - start), start, table), names("a", start, end))
+                [out] = sequences.run(make_backend("cpu"), [piece], PLAIN)
+            outs.append(out)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
 
 
+@pytest.mark.parametrize("dtype", CACHES, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_not_a_number_stays_so_and_in_its_own_rows(backend: str) -> None:
-    sequences = Sequences((4, 2, 8, 8))
-    clean = Sequences((4, 2, 8, 8))
+def test_what_is_not_a_number_stays_so_and_in_its_own_rows(backend: str, dtype: torch.dtype) -> None:
+    sequences = Sequences((4, 2, 8, 8), dtype)
+    clean = Sequences((4, 2, 8, 8), dtype)
     a, b = scattered_tables(4)[:2]
     pieces = [
         (SequenceSlice([0] * 6, 0, a), names("a", 0, 6)),
@@ -204,3 +234,44 @@ def test_what_is_not_a_number_stays_so_and_in_its_own_rows(backend: str) -> None
     assert not torch.isfinite(out[8:12]).any()
     if backend == "cpu":  # Torch's own kernel multiplies hidden values by a weight of zero.
         assert torch.equal(out[[0, 1, 2, 6, 7]], expected[[0, 1, 2, 6, 7]])
+
+
+@pytest.mark.parametrize("dtype", CACHES[1:], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_are_rounded_to_nearest_and_saturate(backend: str, dtype: torch.dtype) -> None:
+    limits = torch.finfo(dtype)
+    half_way = 1 + limits.eps / 2  # Between 1, which is even, and the next.
+    above = 1 + limits.eps / 2 + 2**-20
+    largest = torch.finfo(torch.float32).max
+    given = [
+        half_way,
+        above,
+        -half_way,
+        limits.max,
+        largest,
+        -largest,
+        torch.inf,
+        -torch.inf,
+        torch.nan,
+        0.1,
+        1e-7,
+    ]
+    rounded = [1, 1 + limits.eps, -1, limits.max, limits.max, -limits.max, torch.inf, -torch.inf, torch.nan]
+    # As many as fill a register and some more, which are converted in another way.
+    numbers = torch.tensor([*given, *given])
+    tenth = torch.tensor(0.1).to(dtype).item()
+    least = torch.tensor(1e-7).to(dtype).item()
+    expected = torch.tensor([*rounded, tenth, least] * 2, dtype=dtype)
+    shape = LayerShape(1, len(numbers), len(numbers))
+    cache = PagedKVCache([shape], 1, BLOCK_SIZE, dtype, torch.device("cpu"))
+    batch = InputBatch.build([SequenceSlice([0], 0, [0])], BLOCK_SIZE, torch.device("cpu"))
+    row = numbers.view(1, 1, 1, -1)
+    make_backend(backend).plan(batch, cache).attend(0, torch.zeros_like(row), row, -row, PLAIN)
+    for ours, theirs in ((cache.keys[0], expected), (cache.values[0], -expected)):
+        torch.testing.assert_close(ours[0, 0], theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_cache_of_another_type_is_refused() -> None:
+    sequences = Sequences((4, 2, 8, 8), torch.float64)
+    with pytest.raises(RuntimeError, match="float32, float16 or bfloat16 here, not Double"):
+        sequences.run(make_backend("cpu"), [(SequenceSlice([0], 0, [0]), ["a"])], PLAIN)

@@ -35,9 +35,11 @@ def packed_model(
     return module, shapes
 
 
-def answers(module: PreTrainedModel, shapes: tuple[LayerShape, ...]) -> list[torch.Tensor]:
+def answers(
+    module: PreTrainedModel, shapes: tuple[LayerShape, ...], dtype: torch.dtype = torch.float32
+) -> list[torch.Tensor]:
     """Logits of a chunk, and of a step in which another chunk stands beside a tree."""
-    cache = PagedKVCache(shapes, 16, 4, torch.float32, module.device)
+    cache = PagedKVCache(shapes, 16, 4, dtype, module.device)
     runner = ModelRunner(module, cache, CpuAttention(need_operators()), 1000)
     first = SequenceSlice([5, 6, 7, 8, 9], 0, [3, 9, 4], rows=5)
     rows = [runner.forward(runner.build([first]))]
@@ -49,13 +51,14 @@ def answers(module: PreTrainedModel, shapes: tuple[LayerShape, ...]) -> list[tor
     return [*rows, *(tensor[used] for tensor in (*cache.keys, *cache.values))]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("arch", STACKED)
-def test_every_bit_is_that_of_the_layers_one_by_one(arch: str) -> None:
+def test_every_bit_is_that_of_the_layers_one_by_one(arch: str, dtype: torch.dtype) -> None:
     module, shapes = packed_model(arch)
-    expected = answers(module, shapes)
+    expected = answers(module, shapes, dtype)
     assert stack_layers(module, shapes, need_operators())
     assert sum(isinstance(child, LayerStack) for child in module.modules()) == 1
-    for ours, theirs in zip(answers(module, shapes), expected, strict=True):
+    for ours, theirs in zip(answers(module, shapes, dtype), expected, strict=True):
         assert torch.equal(ours, theirs)
 
 

@@ -53,7 +53,7 @@ def test_the_draft_cache_counts_in_its_own_type(free: pytest.MonkeyPatch) -> Non
 
 
 def test_what_is_kept_once_per_block_counts_too(free: pytest.MonkeyPatch) -> None:
-    result = plan(caches=(FOOTPRINT, CacheFootprint((), torch.bfloat16, numbers_per_block=100)))
+    result = plan(caches=(FOOTPRINT, CacheFootprint((), torch.bfloat16, extra_bytes_per_block=200)))
     assert result.bytes_per_block == PER_BLOCK + 200
 
 

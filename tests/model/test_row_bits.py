@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from engine.config import DEFAULT_MODEL, DType, ModelConfig
+from engine.config import DEFAULT_MODEL, DType, KVCacheDType, ModelConfig
 from engine.errors import ModelNotFound
 from engine.model.attention.choice import choose_backend
+from engine.model.cache_type import choose_cache_type
 from engine.model.input_batch import SequenceSlice
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loaded_model import LoadedModel
@@ -25,15 +26,17 @@ KINDS: tuple[DType, ...] = ("float16", "int8")
 class Rows:
     """One sequence of tokens, whose logits at a place are computed in several ways."""
 
-    def __init__(self, model: LoadedModel, num_tokens: int) -> None:
+    def __init__(self, model: LoadedModel, num_tokens: int, cache: KVCacheDType) -> None:
         self.model = model
+        self.cache: KVCacheDType = cache
         self.tokens = [(index * 7919 + 31) % model.vocab_size for index in range(num_tokens + 8)]
         self.table = [3, 40, 7, 22, 15, 9, 61, 30, 2, 5, 33, 12]
 
     def runner(self, upto: int, chunk: int = 1000) -> ModelRunner:
         """A runner with an empty cache that the first tokens are read into, in chunks."""
         model = self.model
-        cache = PagedKVCache(model.layers, NUM_BLOCKS, BLOCK_SIZE, torch.float32, model.device)
+        dtype = choose_cache_type(self.cache, model)
+        cache = PagedKVCache(model.layers, NUM_BLOCKS, BLOCK_SIZE, dtype, model.device)
         runner = ModelRunner(
             model.module, cache, choose_backend(model.operators, model.device), model.vocab_size
         )
@@ -67,8 +70,8 @@ class Rows:
         return self.run(self.runner(committed), piece)[1 + depth]
 
 
-def check(model: LoadedModel, place: int) -> None:
-    rows = Rows(model, place)
+def check(model: LoadedModel, place: int, cache: KVCacheDType = "auto") -> None:
+    rows = Rows(model, place, cache)
     expected = rows.alone(place)
     assert torch.isfinite(expected).all()
     others = [SequenceSlice([5 + block], 0, [block]) for block in range(45, 60)]
@@ -84,7 +87,14 @@ def check(model: LoadedModel, place: int) -> None:
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "mistral", "gemma2"])
 def test_tiny_models(arch: str, kind: DType) -> None:
     model = wrap_model(tiny_model(arch), None, name=arch, dtype=kind, operators=need_operators())
+    assert choose_cache_type("auto", model) == torch.float16
     check(model, 70)
+
+
+@pytest.mark.parametrize("cache", ["float32", "bfloat16"])
+def test_tiny_models_with_other_caches(cache: KVCacheDType) -> None:
+    model = wrap_model(tiny_model("llama"), None, name="llama", dtype="int8", operators=need_operators())
+    check(model, 70, cache)
 
 
 @pytest.mark.slow

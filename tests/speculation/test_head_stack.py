@@ -39,15 +39,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def runners(head: EagleHead) -> tuple[HeadRunner, HeadRunner]:
+def runners(head: EagleHead, dtype: torch.dtype = torch.float32) -> tuple[HeadRunner, HeadRunner]:
     """The same head twice: as one operator, and layer by layer."""
     target = load_tiny(dtype="int8")
     loaded = wrap_eagle(head, target, name="tiny")
     ends = TargetEnds(target.module, VOCAB_SIZE)
     shape = LayerShape(2, 8, 8)
     caches = [
-        PagedKVCache([shape] * head.config.num_layers, 12, BLOCK_SIZE, torch.float32, target.device)
-        for _ in range(2)
+        PagedKVCache([shape] * head.config.num_layers, 12, BLOCK_SIZE, dtype, target.device) for _ in range(2)
     ]
     backend = CpuAttention(need_operators())
     stack = stack_head(loaded.head, ends, caches[0], need_operators())
@@ -158,10 +157,11 @@ def test_chains_are_those_that_levels_one_by_one_make(family: EagleFamily, optio
     assert chains == by_levels(layer_by_layer, texts(), rows, WISHES)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @torch.inference_mode()
-def test_a_chain_has_the_same_bits_alone_and_beside_others() -> None:
+def test_a_chain_has_the_same_bits_alone_and_beside_others(dtype: torch.dtype) -> None:
     head = random_eagle(eagle_config("eagle3"))
-    runner, _ = runners(head)
+    runner, _ = runners(head, dtype)
     rows = features(head, NUM_TOKENS)
     together = runner.draft(texts(), rows, WISHES)
     begin = 0

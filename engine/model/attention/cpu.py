@@ -16,7 +16,7 @@ from engine.model.kv_cache import PagedKVCache
 
 
 class CpuAttention:
-    """Attention for float32 caches on a CPU.
+    """Attention of float32 models on a CPU, over caches of float32, float16 or bfloat16.
 
     Args:
         operators: The built operators.

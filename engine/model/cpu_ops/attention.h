@@ -5,6 +5,9 @@
 // the other, the softmax in tiles that begin at multiples of TILE in the sequence, values in sequence
 // order. Rows are worked on together only where that leaves each row's own order as it is: lanes are
 // different keys, or different dimensions of the output, and sums over lanes are of one fixed shape.
+//
+// Keys and values may be of 16 bits. They are widened, which is exact, as they are read, or once for a tile where many
+// queries read it; sums are of floats, and in the same order.
 
 #pragma once
 
@@ -12,54 +15,16 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
+#include <type_traits>
 #include <vector>
 
-#ifdef __AVX__
-#include <immintrin.h>
-#endif
+#include "lanes.h"
 
 namespace {
 
 constexpr int64_t TILE = 64;        // Keys per softmax step; part of the result's definition.
-constexpr int64_t GROUP = 16;       // Keys per register block; no part of it.
 constexpr int64_t ROW_BLOCK = 16;   // Rows that share the transposed keys of a tile.
-
-typedef float Lanes __attribute__((vector_size(32)));
-constexpr int64_t WIDTH = 8;
-
-inline Lanes load(const float* source) {
-  Lanes lanes;
-  std::memcpy(&lanes, source, sizeof(lanes));
-  return lanes;
-}
-
-inline void store(float* target, Lanes lanes) { std::memcpy(target, &lanes, sizeof(lanes)); }
-
-// target[d * stride + i] = sources[i][d] for WIDTH values of i and of d.
-inline void transpose(const float* const* sources, float* target, int64_t stride) {
-#ifdef __AVX__
-  __m256 rows[WIDTH], pairs[WIDTH];
-  for (int64_t i = 0; i < WIDTH; ++i) rows[i] = _mm256_loadu_ps(sources[i]);
-  for (int64_t i = 0; i < WIDTH; i += 2) {
-    pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
-    pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
-  }
-  for (int64_t i = 0; i < WIDTH; i += 4) {
-    rows[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
-    rows[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xEE);
-    rows[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
-    rows[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xEE);
-  }
-  for (int64_t d = 0; d < WIDTH / 2; ++d) {
-    _mm256_storeu_ps(target + d * stride, _mm256_permute2f128_ps(rows[d], rows[d + 4], 0x20));
-    _mm256_storeu_ps(target + (d + 4) * stride, _mm256_permute2f128_ps(rows[d], rows[d + 4], 0x31));
-  }
-#else
-  for (int64_t d = 0; d < WIDTH; ++d)
-    for (int64_t i = 0; i < WIDTH; ++i) target[d * stride + i] = sources[i][d];
-#endif
-}
+constexpr int64_t TOGETHER = 4;     // Queries that share one reading of keys or values.
 
 // Memory that is read soon, to be brought near bit by bit beside the arithmetic: asked for all at once, it would have
 // the arithmetic wait. Slots lie apart, so that no processor guesses by itself what comes next.
@@ -67,9 +32,10 @@ class Ahead {
  public:
   void clear() { num_rows_ = row_ = line_ = 0; }
 
-  void add(const float* row, int64_t size) {
+  template <typename Number>
+  void add(const Number* row, int64_t size) {
     rows_[num_rows_] = reinterpret_cast<const char*>(row);
-    lines_[num_rows_++] = (size * sizeof(float) + LINE - 1) / LINE;
+    lines_[num_rows_++] = (size * sizeof(Number) + LINE - 1) / LINE;
   }
 
   // Asks for the next `count` lines of what was added.
@@ -94,8 +60,6 @@ class Ahead {
   int64_t lines_[2 * TILE];
   int64_t num_rows_ = 0, row_ = 0, line_ = 0;
 };
-
-inline float add_lanes(Lanes x) { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
 
 // e^x by Cephes' polynomial (Moshier), with 2^n put in as exponent bits. x is at most 0 or not-a-number, which stays one.
 inline float exp_nonpositive(float x) {
@@ -147,48 +111,76 @@ struct Query {
   float peak, sum, rescale;
 };
 
-// The scores of N queries against GROUP keys; each is one chain of sums over the dimensions.
-template <int N>
-void dots(const Query* queries, const float* keys, int64_t key_dim, float* scores) {
-  Lanes sums[N][2] = {};
-  for (int64_t d = 0; d < key_dim; ++d) {
-    const Lanes low = load(keys + d * TILE), high = load(keys + d * TILE + WIDTH);
+// The scores of Q queries against N registers of keys; each is one chain of sums over the dimensions.
+template <int Q, int N, typename Number>
+void dots(const Query* queries, const Number* keys, int64_t key_dim, float* scores) {
+  Lanes sums[Q][N] = {};
+  for (int64_t d = 0; d < key_dim; ++d)
     for (int n = 0; n < N; ++n) {
-      const float q = queries[n].query[d];
-      sums[n][0] += q * low;
-      sums[n][1] += q * high;
+      const Lanes several = load(keys + d * TILE + n * WIDTH);
+      for (int q = 0; q < Q; ++q) sums[q][n] += queries[q].query[d] * several;
     }
-  }
-  for (int n = 0; n < N; ++n) {
-    store(scores + n * TILE, sums[n][0]);
-    store(scores + n * TILE + WIDTH, sums[n][1]);
+  for (int q = 0; q < Q; ++q)
+    for (int n = 0; n < N; ++n) store(scores + q * TILE + n * WIDTH, sums[q][n]);
+}
+
+// The same for a tile's first `used` keys, and perhaps for some behind them. N: registers of keys at a time, so that
+// chains are many enough not to wait for each other.
+template <int Q, int N, typename Number, typename Function>
+void all_dots(const Query* queries, const Number* keys, int64_t used, int64_t key_dim, float* scores,
+              const Function& before_each) {
+  for (int64_t key = 0; key < used; key += N * WIDTH) {
+    before_each();
+    dots<Q, N>(queries, keys + key, key_dim, scores + key);
   }
 }
 
-// out = out * rescale + sum of weights * values, in order; lanes are dimensions.
-template <int N>
-void add_values(float* out, float rescale, const float* weights, const float* const* values, int64_t from,
-                int64_t to, int64_t offset) {
-  Lanes sums[N];
-  for (int n = 0; n < N; ++n) sums[n] = load(out + offset + n * WIDTH) * rescale;
-  for (int64_t key = from; key < to; ++key) {
-    const float* value = values[key] + offset;
-    for (int n = 0; n < N; ++n) sums[n] += weights[key] * load(value + n * WIDTH);
-  }
-  for (int n = 0; n < N; ++n) store(out + offset + n * WIDTH, sums[n]);
+// For Q queries out = out * rescale + sum of weights * values, in order; lanes are dimensions. A query's weights lie
+// TILE behind those of the one before.
+template <int Q, int N, typename Number>
+void add_values(const Query* queries, const float* weights, const Number* const* values, int64_t from, int64_t to,
+                int64_t offset) {
+  Lanes sums[Q][N];
+  for (int q = 0; q < Q; ++q)
+    for (int n = 0; n < N; ++n) sums[q][n] = load(queries[q].out + offset + n * WIDTH) * queries[q].rescale;
+  for (int64_t key = from; key < to; ++key)
+    for (int n = 0; n < N; ++n) {
+      const Lanes value = load(values[key] + offset + n * WIDTH);
+      for (int q = 0; q < Q; ++q) sums[q][n] += weights[q * TILE + key] * value;
+    }
+  for (int q = 0; q < Q; ++q)
+    for (int n = 0; n < N; ++n) store(queries[q].out + offset + n * WIDTH, sums[q][n]);
 }
 
-void add_all_values(float* out, float rescale, const float* weights, const float* const* values, int64_t from,
-                    int64_t to, int64_t value_dim) {
+// N: registers of dimensions at a time, so that sums are many enough not to wait for each other.
+template <int Q, int N, typename Number>
+void add_all_values(const Query* queries, const float* weights, const Number* const* values, int64_t from, int64_t to,
+                    int64_t value_dim) {
   int64_t d = 0;
-  for (; d + 8 * WIDTH <= value_dim; d += 8 * WIDTH)
-    add_values<8>(out, rescale, weights, values, from, to, d);
-  for (; d + WIDTH <= value_dim; d += WIDTH) add_values<1>(out, rescale, weights, values, from, to, d);
-  for (; d < value_dim; ++d) {
-    float sum = out[d] * rescale;
-    for (int64_t key = from; key < to; ++key) sum += weights[key] * values[key][d];
-    out[d] = sum;
+  for (; d + N * WIDTH <= value_dim; d += N * WIDTH) add_values<Q, N>(queries, weights, values, from, to, d);
+  for (; d + WIDTH <= value_dim; d += WIDTH) add_values<Q, 1>(queries, weights, values, from, to, d);
+  for (; d < value_dim; ++d)
+    for (int q = 0; q < Q; ++q) {
+      float sum = queries[q].out[d] * queries[q].rescale;
+      for (int64_t key = from; key < to; ++key) sum += weights[q * TILE + key] * static_cast<float>(values[key][d]);
+      queries[q].out[d] = sum;
+    }
+}
+
+// The highest of `least` and scores from .. to, of which those that are not numbers do not count.
+inline float highest(const float* scores, int64_t from, int64_t to, float least) {
+  float peak = least;
+  if (from == 0 && to == TILE) {  // The common case, in lanes: which order they are compared in does not show.
+    Lanes peaks = Lanes{} + least;
+    for (int64_t i = 0; i < TILE; i += WIDTH) {
+      const Lanes next = load(scores + i);
+      peaks = next > peaks ? next : peaks;
+    }
+    for (int64_t i = 0; i < WIDTH; ++i) peak = peaks[i] > peak ? peaks[i] : peak;
+    return peak;
   }
+  for (int64_t i = from; i < to; ++i) peak = scores[i] > peak ? scores[i] : peak;
+  return peak;
 }
 
 // Turns a tile's scores into weights, in place, and brings the row's running maximum and sum up to date.
@@ -196,8 +188,7 @@ void softmax_step(float* scores, int64_t from, int64_t to, const Options& option
   for (int64_t i = 0; i < TILE; ++i) scores[i] *= options.scale;
   if (options.softcap != 0.0f)
     for (int64_t i = 0; i < TILE; ++i) scores[i] = tanh_by_exp(scores[i] / options.softcap) * options.softcap;
-  float peak = query.peak;
-  for (int64_t i = from; i < to; ++i) peak = scores[i] > peak ? scores[i] : peak;
+  const float peak = highest(scores, from, to, query.peak);
   for (int64_t i = 0; i < TILE; ++i) scores[i] = exp_nonpositive(scores[i] - peak);
   for (int64_t i = 0; i < from; ++i) scores[i] = 0.0f;
   for (int64_t i = to; i < TILE; ++i) scores[i] = 0.0f;
@@ -209,11 +200,18 @@ void softmax_step(float* scores, int64_t from, int64_t to, const Options& option
   query.peak = peak;
 }
 
+// Number: what keys and values are in the cache.
+template <typename Number>
 class Worker {
  public:
-  Worker(const Shape& shape, const Options& options, const float* keys, const float* values)
+  Worker(const Shape& shape, const Options& options, const Number* keys, const Number* values)
       : shape_(shape), options_(options), keys_(keys), values_(values), tile_keys_(shape.key_dim * TILE),
-        scores_(ROW_BLOCK * shape.group * TILE) {}
+        scores_(ROW_BLOCK * shape.group * TILE) {
+    if constexpr (!std::is_same_v<Number, float>) {
+      wide_keys_.resize(shape.key_dim * TILE);
+      wide_values_.resize(shape.value_dim * TILE);
+    }
+  }
 
   // Attends rows of one sequence to key/value heads [first_head, end_head). Queries: by key/value head, then by row,
   // `group` of each. Heads take turns tile by tile, since a token's keys of all heads lie side by side in memory, and
@@ -286,7 +284,9 @@ class Worker {
       ahead_.add(values_ + head * shape_.value_dim, heads * shape_.value_dim);
     }
     // Per head: where keys are turned around, where scores are computed, where values are added.
-    const int64_t moments = heads * (TILE / WIDTH + (num_queries + 3) / 4 * (TILE / GROUP) + num_queries);
+    const int64_t rest = num_queries % TOGETHER;
+    const int64_t dots = num_queries / TOGETHER * 4 + (rest == 0 ? 0 : rest == 1 ? 1 : 2);
+    const int64_t moments = heads * (TILE / WIDTH + dots + num_queries);
     lines_at_a_time_ = ahead_.num_lines() / moments + 1;
   }
 
@@ -297,52 +297,90 @@ class Worker {
       tile_values_[i] = values_ + (slots[i] * shape_.num_kv_heads + kv_head) * shape_.value_dim;
     for (int64_t begin = 0; begin < length; begin += WIDTH) {
       ahead_.ask(lines_at_a_time_);
-      const float* keys[WIDTH];
+      const Number* keys[WIDTH];
       for (int64_t i = 0; i < WIDTH; ++i)  // Behind the end any key will do: its scores are not used.
         keys[i] = keys_ + (slots[std::min(begin + i, length - 1)] * shape_.num_kv_heads + kv_head) * key_dim;
-      int64_t d = 0;
-      for (; d + WIDTH <= key_dim; d += WIDTH) {
-        transpose(keys, tile_keys_.data() + d * TILE + begin, TILE);
-        for (const float*& key : keys) key += WIDTH;
-      }
-      for (; d < key_dim; ++d)
-        for (int64_t i = 0; i < WIDTH; ++i) tile_keys_[d * TILE + begin + i] = *keys[i]++;
+      transpose(keys, key_dim, tile_keys_.data() + begin, TILE);
     }
   }
 
   void step(const Row* rows, int64_t num_rows, Query* queries, int64_t base) {
-    const int64_t num_queries = num_rows * shape_.group;
     int64_t used = 0;
     for (int64_t r = 0; r < num_rows; ++r) used = std::max(used, std::min(TILE, rows[r].count - base));
-    for (int64_t q = 0; q < num_queries; q += 4)
-      for (int64_t key = 0; key < used; key += GROUP) {
-        ahead_.ask(lines_at_a_time_);
-        const float* keys = tile_keys_.data() + key;
-        float* scores = scores_.data() + q * TILE + key;
-        switch (num_queries - q) {
-          case 1: dots<1>(queries + q, keys, shape_.key_dim, scores); break;
-          case 2: dots<2>(queries + q, keys, shape_.key_dim, scores); break;
-          case 3: dots<3>(queries + q, keys, shape_.key_dim, scores); break;
-          default: dots<4>(queries + q, keys, shape_.key_dim, scores);
-        }
+    if constexpr (!std::is_same_v<Number, float>) {
+      if (num_rows * shape_.group > TOGETHER) {
+        const float* values[TILE];
+        widen_tile(used, values);
+        return step_on(wide_keys_.data(), values, rows, num_rows, queries, base, used);
       }
-    for (int64_t q = 0; q < num_queries; ++q) {
-      const Row& row = rows[q / shape_.group];
-      const int64_t from = std::max<int64_t>(row.first - base, 0), to = std::min(row.count - base, TILE);
-      if (from >= to) continue;
-      float* scores = scores_.data() + q * TILE;
-      softmax_step(scores, from, to, options_, queries[q]);
-      ahead_.ask(lines_at_a_time_);
-      add_all_values(queries[q].out, queries[q].rescale, scores, tile_values_, from, to, shape_.value_dim);
     }
+    step_on(tile_keys_.data(), tile_values_, rows, num_rows, queries, base, used);
+  }
+
+  // Floats of the tile's first keys and values, for all queries that read them.
+  void widen_tile(int64_t used, const float** values) {
+    for (int64_t d = 0; d < shape_.key_dim; ++d) widen(&tile_keys_[d * TILE], TILE, &wide_keys_[d * TILE]);
+    for (int64_t i = 0; i < used; ++i) {
+      float* row = &wide_values_[i * shape_.value_dim];
+      widen(tile_values_[i], shape_.value_dim, row);
+      values[i] = row;
+    }
+  }
+
+  // keys: [key_dim, TILE], of which `used` are read by somebody.
+  template <typename Wide>
+  void step_on(const Wide* tile_keys, const Wide* const* values, const Row* rows, int64_t num_rows, Query* queries,
+               int64_t base, int64_t used) {
+    const int64_t num_queries = num_rows * shape_.group;
+    const auto ask = [&] { ahead_.ask(lines_at_a_time_); };
+    for (int64_t q = 0; q < num_queries; q += TOGETHER) {
+      float* scores = scores_.data() + q * TILE;
+      switch (num_queries - q) {
+        case 1: all_dots<1, 8>(queries + q, tile_keys, used, shape_.key_dim, scores, ask); break;
+        case 2: all_dots<2, 4>(queries + q, tile_keys, used, shape_.key_dim, scores, ask); break;
+        case 3: all_dots<3, 4>(queries + q, tile_keys, used, shape_.key_dim, scores, ask); break;
+        default: all_dots<4, 2>(queries + q, tile_keys, used, shape_.key_dim, scores, ask);
+      }
+    }
+    int64_t count = 1;
+    for (int64_t q = 0; q < num_queries; q += count) {
+      const Part part = part_of(rows[q / shape_.group], base);
+      count = 1;
+      while (count < TOGETHER && q + count < num_queries && part_of(rows[(q + count) / shape_.group], base) == part)
+        ++count;
+      if (part.from >= part.to) continue;
+      for (int64_t i = q; i < q + count; ++i) {
+        softmax_step(scores_.data() + i * TILE, part.from, part.to, options_, queries[i]);
+        ask();
+      }
+      const float* weights = scores_.data() + q * TILE;
+      const int64_t dim = shape_.value_dim;
+      switch (count) {
+        case 1: add_all_values<1, 8>(queries + q, weights, values, part.from, part.to, dim); break;
+        case 2: add_all_values<2, 4>(queries + q, weights, values, part.from, part.to, dim); break;
+        case 3: add_all_values<3, 4>(queries + q, weights, values, part.from, part.to, dim); break;
+        default: add_all_values<4, 2>(queries + q, weights, values, part.from, part.to, dim);
+      }
+    }
+  }
+
+  // The entries of a tile that a row sees.
+  struct Part {
+    int64_t from, to;
+    bool operator==(const Part&) const = default;
+  };
+
+  static Part part_of(const Row& row, int64_t base) {
+    return {std::max<int64_t>(row.first - base, 0), std::min(row.count - base, TILE)};
   }
 
   const Shape& shape_;
   const Options& options_;
-  const float* keys_;
-  const float* values_;
-  std::vector<float> tile_keys_, scores_;
-  const float* tile_values_[TILE];
+  const Number* keys_;
+  const Number* values_;
+  std::vector<Number> tile_keys_;
+  std::vector<float> wide_keys_, wide_values_, scores_;
+  const Number* tile_values_[TILE];
   Ahead ahead_;
   int64_t lines_at_a_time_ = 0;
 };

@@ -32,7 +32,8 @@ from engine.model.weight_cache import WeightCache
 logger = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
-_FILES = ("operators.cpp", "attention.h", "elementwise.h", "heads.h", "int8.h", "sampling.h", "team.h")
+_HEADERS = ("attention.h", "elementwise.h", "heads.h", "int8.h", "lanes.h", "sampling.h", "team.h")
+_FILES = ("operators.cpp", *_HEADERS)
 _FLAGS = (
     "-O3",
     "-std=c++20",

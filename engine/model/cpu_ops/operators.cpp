@@ -19,6 +19,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "int8.h"
+#include "lanes.h"
 #include "sampling.h"
 #include "team.h"
 
@@ -40,33 +41,48 @@ void use_threads(int64_t count) { own_threads = static_cast<int>(count); }
 
 // A block of one sequence's rows and some of the key/value heads.
 struct Item {
-  int64_t span, begin, first_head, end_head;
+  int64_t span, begin, end, first_head, end_head;
 };
 
-// Keys and values [1, heads, tokens, dim] to the slots of [slots, heads, dim].
+// Calls function(number) with a number of the type that a cache holds.
+template <typename Function>
+void with_cached_type(const at::Tensor& cache, const Function& function) {
+  switch (cache.scalar_type()) {
+    case at::kFloat: return function(float());
+    case at::kHalf: return function(at::Half());
+    case at::kBFloat16: return function(at::BFloat16());
+    default: TORCH_CHECK(false, "keys and values are float32, float16 or bfloat16 here, not ", cache.scalar_type());
+  }
+}
+
+// Keys and values [1, heads, tokens, dim] to the slots of [slots, heads, dim], rounded to the cache's type.
+template <typename Number>
 void write_slots(const at::Tensor& tokens, const at::Tensor& slots, at::Tensor& cache) {
   const auto* slot = slots.const_data_ptr<int64_t>();
   const auto* source = tokens.const_data_ptr<float>();
-  auto* target = cache.mutable_data_ptr<float>();
+  auto* target = cache.mutable_data_ptr<Number>();
   const int64_t heads = tokens.size(1), dim = tokens.size(3), head_stride = tokens.stride(1),
                 token_stride = tokens.stride(2);
   for_pieces(tokens.size(2), 64, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
       for (int64_t h = 0; h < heads; ++h)
-        std::memcpy(target + (slot[t] * heads + h) * dim, source + t * token_stride + h * head_stride,
-                    dim * sizeof(float));
+        narrow(source + t * token_stride + h * head_stride, dim, target + (slot[t] * heads + h) * dim);
   });
 }
 
 at::Tensor dense_heads(const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); }
 
-// spans: int64 [S, 5]: begin, end, num_committed, num_slots, offset into context. See CpuAttention.
+// spans: int64 [S, 5]: begin, end, num_committed, num_slots, offset into context. See CpuAttention. Queries, keys and
+// values are of float32, caches of float32, float16 or bfloat16.
 at::Tensor attend(const at::Tensor& query_, const at::Tensor& key, const at::Tensor& value, at::Tensor key_cache,
                   at::Tensor value_cache, const at::Tensor& slots, const at::Tensor& spans, const at::Tensor& context,
                   const at::Tensor& visible, const at::Tensor& ancestors, double scale, int64_t window, double softcap,
                   const std::optional<at::Tensor>& sinks) {
-  write_slots(dense_heads(key), slots, key_cache);
-  write_slots(dense_heads(value), slots, value_cache);
+  TORCH_CHECK(key_cache.scalar_type() == value_cache.scalar_type(), "keys and values are of one type");
+  with_cached_type(key_cache, [&](auto number) {
+    write_slots<decltype(number)>(dense_heads(key), slots, key_cache);
+    write_slots<decltype(number)>(dense_heads(value), slots, value_cache);
+  });
   const at::Tensor query = dense_heads(query_);
   const Shape shape{query.size(1), key.size(1), key.size(3), value.size(3), query.size(1) / key.size(1)};
   const at::Tensor sink = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
@@ -87,23 +103,28 @@ at::Tensor attend(const at::Tensor& query_, const at::Tensor& key, const at::Ten
     blocks += (row[1] - row[0] + ROW_BLOCK - 1) / ROW_BLOCK;
   }
   // All heads at once, unless some threads would then have nothing to do.
-  const int64_t heads = blocks >= 2 * num_threads() ? shape.num_kv_heads : 1;
+  const int64_t threads = num_threads(), heads = blocks >= 2 * threads ? shape.num_kv_heads : 1;
+  // Of one block alone the heads that are left over once each thread has had as many are shared out by rows.
+  const int64_t left_over = blocks == 1 && shape.num_kv_heads > threads ? shape.num_kv_heads % threads : 0;
   for (int64_t s = 0; s < spans.size(0); ++s)
-    for (int64_t begin = all_spans[s].begin; begin < all_spans[s].end; begin += ROW_BLOCK)
-      for (int64_t head = 0; head < shape.num_kv_heads; head += heads)
-        items.push_back({s, begin, head, std::min(head + heads, shape.num_kv_heads)});
+    for (int64_t begin = all_spans[s].begin; begin < all_spans[s].end; begin += ROW_BLOCK) {
+      const int64_t end = std::min(begin + ROW_BLOCK, all_spans[s].end);
+      for (int64_t head = 0; head < shape.num_kv_heads; head += heads) {
+        const bool is_shared = head >= shape.num_kv_heads - left_over;
+        const int64_t rows = is_shared ? ((end - begin) * left_over + threads - 1) / threads : ROW_BLOCK;
+        for (int64_t from = begin; from < end; from += rows)
+          items.push_back({s, from, std::min(from + rows, end), head, std::min(head + heads, shape.num_kv_heads)});
+      }
+    }
   const auto* queries_data = query.const_data_ptr<float>();
   auto* out_data = out.mutable_data_ptr<float>();
-  const auto* keys_data = key_cache.const_data_ptr<float>();
-  const auto* values_data = value_cache.const_data_ptr<float>();
   std::reverse(items.begin(), items.end());  // The last rows of a chunk see the most.
-  for_pieces(items.size(), 1, [&](int64_t first_item, int64_t last_item) {
-    Worker worker(shape, options, keys_data, values_data);
+  const auto run = [&](auto& worker, int64_t first_item, int64_t last_item) {
     std::vector<Row> rows;
     std::vector<Query> queries;
     for (int64_t i = first_item; i < last_item; ++i) {
       const Span& span = all_spans[items[i].span];
-      const int64_t begin = items[i].begin, end = std::min(begin + ROW_BLOCK, span.end);
+      const int64_t begin = items[i].begin, end = items[i].end;
       rows.clear();
       queries.clear();
       for (int64_t t = begin; t < end; ++t) {
@@ -119,6 +140,13 @@ at::Tensor attend(const at::Tensor& query_, const at::Tensor& key, const at::Ten
       worker.attend(span, rows, words + begin, queries, items[i].first_head, items[i].end_head);
       for (Query& query : queries) worker.finish(query);
     }
+  };
+  with_cached_type(key_cache, [&](auto number) {
+    using Number = decltype(number);
+    for_pieces(items.size(), 1, [&](int64_t first, int64_t last) {
+      Worker<Number> worker(shape, options, key_cache.const_data_ptr<Number>(), value_cache.const_data_ptr<Number>());
+      run(worker, first, last);
+    });
   });
   return out;
 }
