@@ -15,6 +15,7 @@ from engine.drafting import Drafting
 from engine.engine_core import EngineCore
 from engine.grammar import GrammarCompiler, GrammarVocabulary
 from engine.model.attention.choice import choose_backend
+from engine.model.graph_memory import recorded_bytes
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import load_causal_lm
@@ -34,6 +35,7 @@ from engine.speculation.factory import (
     max_draft_nodes,
     wants_probe,
 )
+from engine.speculation.loaded_head import LoadedEagle
 from engine.speculation.measurements import Measurements, MethodMeasurements
 from engine.speculation.planner import FixedPlanner, Planner
 from engine.speculation_probe import log_probe, probe_speculation
@@ -160,12 +162,14 @@ class _Parts:
 def _parts(
     config: EngineConfig, target: LoadedModel, drafts: Sequence[Draft], speculator: Speculator | None
 ) -> _Parts:
+    backend = choose_backend(target.operators, target.device, records=not config.model.enforce_eager)
     plan = plan_blocks(
         config.cache,
         config.scheduler,
         [_footprint(model) for model in (target, *drafts)],
         target.max_model_len,
         target.device,
+        0 if backend.recorded is None else _recorded_bytes(target, drafts),
     )
     logger.info(
         "kv cache: %d blocks of %d tokens, %.2f GiB for %s (%s)",
@@ -183,7 +187,7 @@ def _parts(
     runner = ModelRunner(
         target.module,
         cache,
-        choose_backend(target.operators, target.device, records=True),
+        backend,
         target.vocab_size,
         target.operators,
         target.weights,
@@ -198,6 +202,19 @@ def _parts(
 def _footprint(model: Draft) -> CacheFootprint:
     per_block = 0 if isinstance(model, LoadedModel) else model.numbers_per_block
     return CacheFootprint(model.layers, model.dtype, per_block)
+
+
+def _recorded_bytes(target: LoadedModel, drafts: Sequence[Draft]) -> int:
+    """What the recorded passes of all models take."""
+    # Heads read hidden states of the target, whose passes then come with them and without.
+    num_kinds = 1 if all(isinstance(draft, LoadedModel) for draft in drafts) else 2
+    total = recorded_bytes(target.module, target.vocab_size, target.dtype, num_kinds)
+    for draft in drafts:
+        if isinstance(draft, LoadedModel):
+            total += recorded_bytes(draft.module, draft.vocab_size, draft.dtype)
+        elif isinstance(draft, LoadedEagle):
+            total += recorded_bytes(draft.head, target.vocab_size, draft.dtype)
+    return total
 
 
 def _log_speculation(config: EngineConfig, drafts: Sequence[Draft], *, is_on: bool) -> None:

@@ -11,6 +11,7 @@ from engine.config import (
     DraftModelSpeculation,
     DType,
     EngineConfig,
+    ModelConfig,
     NgramSpeculation,
     NoSpeculation,
     SchedulerConfig,
@@ -132,6 +133,7 @@ def build_llm(
     block_size: int = 4,
     allow_lossy: bool = False,
     planner: PlannerName = "fixed",
+    enforce_eager: bool = False,
     **drafting: Any,
 ) -> LLM:
     """An engine with room to spare; tests make it small where they need it small.
@@ -169,6 +171,7 @@ def build_llm(
             draft_model="tiny", allow_lossy=allow_lossy, planner=planner, **drafting
         )
     config = EngineConfig(
+        model=ModelConfig(enforce_eager=enforce_eager),
         cache=CacheConfig(block_size=block_size, num_kv_blocks=num_kv_blocks, prefix_caching=prefix_caching),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
         speculation=speculation,
