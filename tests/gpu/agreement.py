@@ -1,7 +1,7 @@
 """Whether the kernels, and a model that runs on them, say what the reference says."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -21,6 +21,7 @@ from tests.model.attention_steps import (
     Shape,
     assert_agrees,
     long_stretches,
+    make_cache,
     make_step,
     mixed,
     tables,
@@ -73,9 +74,40 @@ def kernel_findings(device: torch.device, *, tiny: bool) -> list[Finding]:
         *product(("mixed", "deep"), SHAPES[1:], (torch.bfloat16,), ("plain", "all")),
     ]
     return [
-        _kernel_finding(batch, batches[batch], shape, dtype, name, device)
-        for batch, shape, dtype, name in cases
+        *(
+            _kernel_finding(batch, batches[batch], shape, dtype, name, device)
+            for batch, shape, dtype, name in cases
+        ),
+        *(
+            finding
+            for cache_dtype in _other_cache_types(device)
+            for finding in (
+                _kernel_finding("mixed", mixed(), SHAPES[0], torch.bfloat16, "all", device, cache_dtype),
+                _rounding_finding(cache_dtype, device),
+            )
+        ),
     ]
+
+
+def _other_cache_types(device: torch.device) -> tuple[torch.dtype, ...]:
+    """Besides the queries', bfloat16."""
+    has_eight_bits = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    return (torch.float16, torch.float8_e4m3fn) if has_eight_bits else (torch.float16,)
+
+
+def _rounding_finding(cache_dtype: torch.dtype, device: torch.device) -> Finding:
+    """Whether numbers between those of a cache's type are written as torch rounds them."""
+    [table] = tables(1)
+    step = make_step([SequenceSlice([0] * 64, 0, table)], SHAPES[0], torch.float32, device)
+    cache = make_cache(step.cache.keys[0], step.cache.values[0], cache_dtype)
+    replace(step, cache=cache).attend(TritonAttention(WHOLE), wish("plain", SHAPES[0][0], device))
+    faults = []
+    for name, new, kept in (("keys", step.key, cache.keys[0]), ("values", step.value, cache.values[0])):
+        rounded = new[0].transpose(0, 1).to(cache_dtype).float()
+        wrong = kept[step.batch.slots].float() != rounded
+        if bool(wrong.any()):
+            faults.append(f"{int(wrong.sum())} of {wrong.numel()} {name} are rounded otherwise")
+    return Finding(f"rounding to {cache_dtype}", "; ".join(faults))
 
 
 def _kernel_finding(
@@ -85,15 +117,16 @@ def _kernel_finding(
     dtype: torch.dtype,
     name: str,
     device: torch.device,
+    cache_dtype: torch.dtype | None = None,
 ) -> Finding:
     faults = []
     for rules in (WHOLE, SPLIT):
-        step = make_step(slices, shape, dtype, device)
+        step = make_step(slices, shape, dtype, device, cache_dtype)
         try:
             assert_agrees(TritonAttention(rules), step, wish(name, shape[0], device))
         except AssertionError as error:
             faults.append(f"{rules}: {error}")
-    return Finding(f"{batch}, {shape}, {dtype}, {name}", "; ".join(faults))
+    return Finding(f"{batch}, {shape}, {dtype}, cache of {cache_dtype or dtype}, {name}", "; ".join(faults))
 
 
 def logits_findings(device: torch.device, *, tiny: bool) -> list[Finding]:
