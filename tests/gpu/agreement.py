@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
+from transformers import PreTrainedModel
 
 from engine.model.attention.interface import AttentionBackend
 from engine.model.attention.reference import ReferenceAttention
@@ -148,7 +149,7 @@ def logits_findings(device: torch.device, *, tiny: bool) -> list[Finding]:
 
 
 def _replayed_finding(arch: str, device: torch.device, expected: torch.Tensor) -> Finding:
-    recorder = _CountingRecorder(device)
+    recorder = CountingRecorder(device)
     got = _logits(arch, device, TritonAttention(SPLIT, recorder), repeats=3)
     error = float((got - expected).abs().max() / expected.abs().max())
     fault = "" if error <= LOGITS_TOLERANCE else f"{error:.2g} of the largest logit"
@@ -158,7 +159,13 @@ def _replayed_finding(arch: str, device: torch.device, expected: torch.Tensor) -
     return Finding(f"logits of {arch}, replayed", fault)
 
 
-class _CountingRecorder:
+class CountingRecorder:
+    """CUDA graphs, counted.
+
+    Attributes:
+        num_replays: So far.
+    """
+
     def __init__(self, device: torch.device) -> None:
         self.num_replays = 0
         self._recorder = CudaRecorder(device)
@@ -170,7 +177,7 @@ class _CountingRecorder:
 @dataclass(frozen=True, slots=True)
 class _Counted:
     recording: Recording
-    recorder: _CountingRecorder
+    recorder: CountingRecorder
 
     def replay(self) -> Results:
         self.recorder.num_replays += 1
@@ -179,9 +186,14 @@ class _Counted:
 
 def _logits(arch: str, device: torch.device, backend: AttentionBackend, repeats: int = 1) -> torch.Tensor:
     """Rows of a prompt in two chunks and of a tree, float32 on the CPU; the last of some repetitions."""
-    model = wrap_model(tiny_model(arch).to(device), None, name=arch)
+    return last_logits(tiny_model(arch).to(device), backend, repeats)
+
+
+def last_logits(module: PreTrainedModel, backend: AttentionBackend, repeats: int = 1) -> torch.Tensor:
+    """The same of a model where it is."""
+    model = wrap_model(module, None, name="tiny")
     [table] = tables(1)
-    cache = PagedKVCache(model.layers, len(table), 4, model.dtype, device)
+    cache = PagedKVCache(model.layers, len(table), 4, model.dtype, model.device)
     runner = ModelRunner(model.module, cache, backend, model.vocab_size)
     tokens = [(7 * token) % 250 for token in range(20)]
     passes = (
