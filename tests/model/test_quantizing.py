@@ -12,12 +12,14 @@ from engine.config import DType, ModelConfig, Quantization
 from engine.errors import StartupError
 from engine.model import loader
 from engine.model.attention.reference import ReferenceAttention
+from engine.model.attention.tiles import SplitRules
 from engine.model.input_batch import SequenceSlice
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loader import load_causal_lm, wrap_model
 from engine.model.model_runner import ModelRunner
 from engine.model.quantizing import check_plain, check_quantization, move_quantized
 from engine.model.weight_type import WeightPlan, unfit_weight
+from tests.model.tape import TapeRecorder
 from tests.tiny import save_tiny, tiny_model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
@@ -166,3 +168,33 @@ def test_a_quantised_checkpoint_is_refused() -> None:
     check_plain("int8", PreTrainedConfig())
     with pytest.raises(StartupError, match="quantization is int8, but the checkpoint is quantised already"):
         check_plain("int8", config)
+
+
+@needs_torchao
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_passes_with_quantised_weights_are_replayed(
+    scheme: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torchao launches can be recorded: it asks the device nothing. A tape stands in for CUDA graphs."""
+    pytest.importorskip("triton", reason="triton is not installed; it comes for Linux on x86-64 alone")
+    from engine.model.attention import triton, triton_kernels
+
+    recorder = TapeRecorder(triton_kernels)
+    monkeypatch.setattr(triton, "kernels", recorder)
+    model = tiny_model("llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    move_quantized(model, CPU, scheme)
+    loaded = wrap_model(model, None, name="tiny")
+    rows = []
+    for backend in (ReferenceAttention(), triton.TritonAttention(SplitRules(1, 16), recorder)):
+        cache = PagedKVCache(loaded.layers, 4, 8, loaded.dtype, CPU)
+        runner = ModelRunner(model, cache, backend, loaded.vocab_size)
+        passes = [SequenceSlice([token], place, [2, 0]) for place, token in enumerate((5, 6, 7))]
+        rows.append(torch.cat([runner.forward(runner.build([piece])) for piece in passes]))
+    torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-4)
+    assert (len(recorder.tapes), recorder.num_replays) == (1, 3)
+
+
+def test_the_loader_refuses_before_it_looks_for_a_model() -> None:
+    config = ModelConfig(model="no/such-model", device="cpu", quantization="fp8", offline=True)
+    with pytest.raises(StartupError, match="quantization is fp8, which is for GPUs"):
+        load_causal_lm(config)
