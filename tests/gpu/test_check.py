@@ -35,10 +35,16 @@ def test_it_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_wrong_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.gpu.agreement import kernel_findings, logits_findings
+    from tests.gpu.heads import head_findings
 
+    assert not any(finding.fault for finding in head_findings(torch.device("cpu")))
     monkeypatch.setattr(TritonPlan, "_attend", lambda self, query, keys, values, out, options: out.zero_())
     device = torch.device("cpu")
-    for findings in (kernel_findings(device, tiny=True), logits_findings(device, tiny=True)):
+    for findings in (
+        kernel_findings(device, tiny=True),
+        logits_findings(device, tiny=True),
+        head_findings(device),
+    ):
         assert all(finding.fault for finding in findings)
 
 
