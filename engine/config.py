@@ -19,6 +19,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 DType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 KVCacheDType = Literal["auto", "float32", "float16", "bfloat16"]
+Quantization = Literal["int8", "int4", "fp8"]
 
 
 class ModelConfig(Section):
@@ -32,6 +33,14 @@ class ModelConfig(Section):
         "bfloat16 on a GPU.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    quantization: Quantization | None = Field(
+        None,
+        description="On a GPU: hold weights of linear layers in int8, int4 or fp8, draft models' too; needs "
+        "torchao. On a CPU dtype int8 does it.",
+    )
+    enforce_eager: bool = Field(
+        False, description="On a GPU: launch passes operation by operation, without recording CUDA graphs."
+    )
     max_model_len: int | None = Field(
         None, ge=2, description="Tokens that prompt and answer share; default: the model's own limit."
     )

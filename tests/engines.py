@@ -12,6 +12,7 @@ from engine.config import (
     DType,
     EngineConfig,
     KVCacheDType,
+    ModelConfig,
     NgramSpeculation,
     NoSpeculation,
     SchedulerConfig,
@@ -134,6 +135,7 @@ def build_llm(
     allow_lossy: bool = False,
     planner: PlannerName = "fixed",
     kv_cache_dtype: KVCacheDType = "auto",
+    enforce_eager: bool = False,
     **drafting: Any,
 ) -> LLM:
     """An engine with room to spare; tests make it small where they need it small.
@@ -171,6 +173,7 @@ def build_llm(
             draft_model="tiny", allow_lossy=allow_lossy, planner=planner, **drafting
         )
     config = EngineConfig(
+        model=ModelConfig(enforce_eager=enforce_eager),
         cache=CacheConfig(
             block_size=block_size,
             num_kv_blocks=num_kv_blocks,

@@ -236,10 +236,10 @@ class FakeEngine:
     async def planner_report(self) -> PlannerReport:
         if self.planner_error is not None:
             raise self.planner_error
-        rates = ((0.75, 0.125), (0.5, 0.25))
+        rates = ((0.75, 0.125), (2 / 3, 0.25))
         return PlannerReport(
             planner="auto",
-            forward=(RowCost(1, 10.0, 7), RowCost(8, 17.5, 0)),
+            forward=(RowCost(1, 10.0, 7), RowCost(8, 17.5, 0), RowCost(16, 1234.5678, 0)),
             speed=1.25,
             microseconds_per_context_token=0.5,
             microseconds_per_row_and_context_token=0.25,
@@ -249,7 +249,7 @@ class FakeEngine:
             requests=(RequestReport("chatcmpl-1", "draft_model", 0.5, 4),),
             outcomes=(OutcomeCount(PlanOutcome.LOAD, 3),),
             num_granted=44,
-            prediction_error=0.03125,
+            prediction_error=1 / 3000,
         )
 
     def health(self) -> EngineHealth:

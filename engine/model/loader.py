@@ -7,7 +7,7 @@ name ─▶ folder ─▶ config ─▶ fit to be paged? ─┬─▶ weights �
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from engine.model.memory import return_freed_memory
 from engine.model.outline import NotStreamable, check_folder, outline
 from engine.model.packed_cache import PackedCache, packed_key
 from engine.model.preparation import Recipe, prepare
+from engine.model.quantizing import check_plain, check_quantization, move_quantized
 from engine.model.reading import read_config, read_model, read_skeleton, read_tokenizer
 from engine.model.sources import ModelSources
 from engine.model.streaming import prepare_by_parts, probe_bare
@@ -60,6 +61,7 @@ def load_causal_lm(config: ModelConfig) -> LoadedModel:
     register()
     device = choose_device(config.device)
     check_dtype(config.dtype, device)
+    check_quantization(config.quantization, config.dtype, device)
     # A first start converts a model and compiles the operators; neither has to wait for the other.
     with ThreadPoolExecutor(1, "operators") as pool:
         wants_operators = takes_operators(config.dtype, device)
@@ -67,6 +69,7 @@ def load_causal_lm(config: ModelConfig) -> LoadedModel:
         folder = ModelSources.of(config).find(config.model, config.revision)
         model_config = read_config(folder, config)
         check_config(model_config)
+        check_plain(config.quantization, model_config)
         max_model_len = context_limit(model_config, config.max_model_len)
         tokenizer = read_tokenizer(folder, config)
         operators = None if pending is None else pending.result()
@@ -173,7 +176,13 @@ class _Source:
         if plan.activations == torch.float16 and (name := unfit_weight(module)) is not None:
             plan = widen(plan, name)
             module = read_model(self.folder, self.config, self.model_config, plan.activations)
-        _set_up(module.to(device))
+        _set_up(module)
+        quantization = self.config.quantization
+        if quantization is None:
+            module.to(device)
+        else:
+            move_quantized(module, device, quantization)
+            plan = replace(plan, dtype=quantization)
         return _Ready(module, prepare(module, plan, operators), plan)
 
 

@@ -76,6 +76,7 @@ def plan_blocks(
     caches: Sequence[CacheFootprint],
     max_model_len: int,
     device: torch.device,
+    reserved: int = 0,
 ) -> BlockPlan:
     """Decides how many KV blocks there are.
 
@@ -88,6 +89,7 @@ def plan_blocks(
         caches: Every cache that is indexed by the blocks.
         max_model_len: Tokens of the longest sequence.
         device: Where the caches lie.
+        reserved: Bytes of the free memory that recorded passes will take.
 
     Raises:
         StartupError: The pool cannot hold one sequence of max_model_len, or is larger than what is free.
@@ -95,7 +97,8 @@ def plan_blocks(
     per_block = sum(cache.bytes_per_block(config.block_size) for cache in caches)
     longest = -(-max_model_len // config.block_size)
     demand = _Demand(longest, longest * scheduler.max_num_seqs)
-    free = available_bytes(device)
+    free = max(0, available_bytes(device) - reserved)
+    place = f"{device} beside {_gib(reserved)} for graphs" if reserved else str(device)
     if config.num_kv_blocks is not None:
         wanted, reason = config.num_kv_blocks, "num_kv_blocks"
     elif config.kv_cache_gb is not None:
@@ -103,11 +106,11 @@ def plan_blocks(
     else:
         share = CPU_SHARE if device.type == "cpu" else GPU_SHARE
         wanted = int(free * share) // per_block
-        reason = f"{share:.0%} of the {_gib(free)} free on {device}"
+        reason = f"{share:.0%} of the {_gib(free)} free on {place}"
     if wanted * per_block > free:
         raise StartupError(
             f"a KV pool of {wanted} blocks ({reason}) takes {_gib(wanted * per_block)}, "
-            f"but only {_gib(free)} are free on {device}; lower kv_cache_gb or num_kv_blocks, or free memory"
+            f"but only {_gib(free)} are free on {place}; lower kv_cache_gb or num_kv_blocks, or free memory"
         )
     if wanted > demand.all_sequences and config.num_kv_blocks is None:
         wanted = demand.all_sequences
@@ -135,6 +138,8 @@ def _check_longest(wanted: int, demand: _Demand, per_block: int, config: CacheCo
 def available_bytes(device: torch.device) -> int:
     """Memory that can still be taken on a device without pushing anything out."""
     if device.type == "cuda":
+        # torch keeps what loading has freed, in pieces that are too small for a pool.
+        torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
     if platform.system() == "Linux":
         return linux_available_bytes(Path("/"))

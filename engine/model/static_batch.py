@@ -42,6 +42,11 @@ class Bucket:
 LARGEST = Bucket(_ROWS[-1], _SEQUENCES[-1])
 
 
+def num_buckets() -> int:
+    """How many there are."""
+    return sum(size <= num_tokens for num_tokens in _ROWS for size in _SEQUENCES)
+
+
 @dataclass(frozen=True, slots=True)
 class StaticBatch:
     """The tensors of a bucket's passes. They mean what they mean in InputBatch.

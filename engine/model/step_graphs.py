@@ -24,7 +24,7 @@ _TOLERANCE = 0.1
 matrix product sums in another order, makes a hundredth; a stale table makes 1."""
 
 Forward = Callable[[InputBatch | StaticBatch, AttentionPlan], Results]
-"""A pass: the rows of logits wanted, and further results with a row per token."""
+"""A pass: the rows of logits wanted, and further results with a row for each of them, or per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,16 @@ class StepGraphs:
     Args:
         attention: How they attend, and what records them.
         cache: The model's keys and values.
+        num_row_results: Results of a pass with a row per wanted row of logits, which come first; the others
+            have one per token.
     """
 
-    def __init__(self, attention: RecordedAttention, cache: PagedKVCache) -> None:
+    def __init__(
+        self, attention: RecordedAttention, cache: PagedKVCache, *, num_row_results: int = 1
+    ) -> None:
         self._attention = attention
         self._cache = cache
+        self._num_row_results = num_row_results
         # More than the cache has are wanted only by many requests that share a long prefix.
         num_slots, device = len(cache.keys[0]), cache.keys[0].device
         self._largest = StaticBatch.allocate(num_slots, device)
@@ -76,7 +81,7 @@ class StepGraphs:
         if recording is None:
             return None
         self._places[bucket].fill(batch)
-        return _own(recording.replay(), batch)
+        return self._own(recording.replay(), batch)
 
     def record(
         self, bucket: Bucket, kind: object, batch: InputBatch, forward: Forward, expected: Results
@@ -111,7 +116,7 @@ class StepGraphs:
                 "passes of %s are not recorded as a graph and launch by launch take longer: %s", bucket, error
             )
             return
-        differences = list(map(_difference, _own(recording.replay(), batch), expected))
+        differences = list(map(_difference, self._own(recording.replay(), batch), expected))
         # What is not a number is not below the limit either.
         if not all(difference <= _TOLERANCE for difference in differences):
             logger.warning(
@@ -136,18 +141,19 @@ class StepGraphs:
             target.copy_(result)
         return shared
 
+    def _own(self, results: Results, batch: InputBatch) -> Results:
+        """Copies without padding, which the next replay leaves alone."""
+        of_rows, of_tokens = results[: self._num_row_results], results[self._num_row_results :]
+        return (
+            *(result[: len(batch.logits_rows)].clone() for result in of_rows),
+            *(result[: len(batch.input_ids)].clone() for result in of_tokens),
+        )
+
     def _place(self, bucket: Bucket) -> _Place:
         if bucket not in self._places:
             batch = self._largest.cut(bucket)
             self._places[bucket] = _Place(batch, self._attention.plan(batch, self._cache))
         return self._places[bucket]
-
-
-def _own(results: Results, batch: InputBatch) -> Results:
-    """Copies without padding, which the next replay leaves alone."""
-    logits, *others = results
-    rows = (logits[: len(batch.logits_rows)], *(other[: len(batch.input_ids)] for other in others))
-    return tuple(row.clone() for row in rows)
 
 
 def _difference(got: torch.Tensor, expected: torch.Tensor) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from engine.config import DType
 from engine.errors import StartupError
@@ -23,7 +24,7 @@ class WeightPlan:
     """How a model is to be held.
 
     Attributes:
-        dtype: Type of the weights: "float32", "float16", "bfloat16" or "int8".
+        dtype: Type of the weights: "float32", "float16", "bfloat16" or "int8", or what they are quantised to.
         activations: Type of what goes from layer to layer.
         packer: Holds the linear layers' weights; None leaves them as torch has them.
         strict: The type was asked for by name, so that weights which do not fit are an error. Otherwise the
@@ -63,7 +64,10 @@ def check_dtype(wanted: DType, device: torch.device) -> None:
         StartupError: It cannot.
     """
     if wanted == "int8" and device.type != "cpu":
-        raise StartupError(f"dtype is int8, but the device is {device}, and int8 is for CPUs here; {_ADVICE}")
+        raise StartupError(
+            f"dtype is int8, but the device is {device}, and int8 is for CPUs here; use quantization int8, "
+            "or dtype auto, which takes what is best here"
+        )
     if wanted == "float16" and device.type == "cpu" and (reason := packed_fp16_unavailable()) is not None:
         raise StartupError(f"dtype is float16, but {reason}; {_ADVICE}")
 
@@ -112,10 +116,20 @@ def plan_weights(wanted: DType, device: torch.device, operators: CpuOperators | 
 def unfit_weight(module: nn.Module) -> str | None:
     """The name of a weight that is not finite, as one is that was too large for the type it was read into.
 
-    Weights on the meta device have no values and are passed over.
+    Weights on the meta device have no values, and those that are quantised are as finite as they were: both
+    are passed over.
     """
-    there = ((name, weight) for name, weight in module.named_parameters() if not weight.is_meta)
+    there = (
+        (name, weight)
+        for name, weight in module.named_parameters()
+        if not weight.is_meta and not is_composed(weight)
+    )
     return next((name for name, weight in there if not bool(weight.isfinite().all())), None)
+
+
+def is_composed(weight: object) -> bool:
+    """Whether a tensor is made of several, as torchao's quantised weights are."""
+    return is_traceable_wrapper_subclass(weight)
 
 
 def widen(plan: WeightPlan, name: str) -> WeightPlan:

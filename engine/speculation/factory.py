@@ -162,7 +162,7 @@ def _draft_with(
         ModelRunner(
             draft.module,
             cache,
-            choose_backend(draft.operators, draft.device, records=True),
+            choose_backend(draft.operators, draft.device, records=not config.model.enforce_eager),
             target.vocab_size,
             draft.operators,
         ),
@@ -180,8 +180,9 @@ def _eagle_speculator(
     ends = TargetEnds(target.module, target.vocab_size)
     feature = torch.empty(loaded.numbers_per_block, dtype=target.dtype, device=target.device)
     stack = stack_head(loaded.head, ends, cache, target.operators)
+    backend = choose_backend(target.operators, target.device, records=not config.model.enforce_eager)
     return EagleSpeculator(
-        HeadRunner(loaded.head, cache, choose_backend(target.operators, target.device), ends, stack),
+        HeadRunner(loaded.head, cache, backend, ends, stack),
         loaded.hidden_states,
         BoundaryFeatures(num_blocks, block_size, feature),
         config.scheduler.max_num_batched_tokens,

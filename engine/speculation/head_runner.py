@@ -7,14 +7,19 @@ from typing import cast
 import torch
 
 from engine.model.attention.cpu import CpuPlan
-from engine.model.attention.interface import AttentionBackend, LayerOptions
+from engine.model.attention.interface import AttentionBackend, AttentionPlan, LayerOptions
 from engine.model.input_batch import InputBatch, SequenceSlice
 from engine.model.kv_cache import PagedKVCache
+from engine.model.recording import Results
+from engine.model.static_batch import LARGEST, StaticBatch
+from engine.model.step_graphs import StepGraphs
 from engine.speculation.chain import ChainWish
 from engine.speculation.draft_ids import DraftIds
 from engine.speculation.head_stack import HeadStack
 from engine.speculation.heads.eagle import EagleHead
 from engine.speculation.target_ends import TargetEnds
+
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class HeadRunner:
     Args:
         head: In evaluation mode, on the target's device.
         cache: Its keys and values.
-        backend: How attention is computed.
+        backend: How attention is computed; where it can, passes of usual sizes are recorded and replayed.
         ends: The target's embedding and output layer.
         stack: The head as one operator; None calls its layers one by one.
     """
@@ -71,6 +76,10 @@ class HeadRunner:
         self._ends = ends
         self._stack = stack
         self._ids = ends.ids(head.draft_to_target)
+        recorded = backend.recorded
+        self._graphs = None if recorded is None else StepGraphs(recorded, cache, num_row_results=2)
+        # Where recorded passes read what stands for features, of all buckets.
+        self._hidden = next(head.parameters()).new_zeros(LARGEST.num_tokens, config.hidden_size)
         self._options = [
             LayerOptions(config.scale, config.window(layer), None, None) for layer in range(config.num_layers)
         ]
@@ -126,20 +135,52 @@ class HeadRunner:
     def _run(self, slices: Sequence[SequenceSlice], hidden: torch.Tensor) -> HeadOutput:
         # The head's text begins with the second token: the first has no feature before it.
         shifted = [replace(piece, start=piece.start - 1, first_slot=1) for piece in slices]
-        batch = InputBatch.build(shifted, self.cache.block_size, hidden.device)
-        plan = self._backend.plan(batch, self.cache)
+        batch = InputBatch.build(shifted, self.cache.block_size, _HOST)
         if self._stack is not None:
             # A stack is built for the C++ operators, which no other backend goes with.
-            return self._output(batch, self._stack.run(batch, cast("CpuPlan", plan), hidden))
+            plan = cast("CpuPlan", self._backend.plan(batch, self.cache))
+            return self._output(batch, self._stack.run(batch, plan, hidden))
+        if self._graphs is None:
+            return self._run_planned(batch, hidden)
+        return self._run_recorded(self._graphs, batch, hidden)
+
+    def _run_planned(self, batch: InputBatch, hidden: torch.Tensor) -> HeadOutput:
+        there = batch.to(hidden.device)
+        return self._output(there, self._forward(there, self._backend.plan(there, self.cache), hidden))
+
+    def _run_recorded(self, graphs: StepGraphs, batch: InputBatch, hidden: torch.Tensor) -> HeadOutput:
+        """By the recording of the batch's bucket, which is made where there is none."""
+        bucket = graphs.bucket_of(batch)
+        if bucket is None:
+            return self._run_planned(batch, hidden)
+        self._hidden[: len(hidden)].copy_(hidden)
+        results = graphs.replay(bucket, None, batch)
+        if results is None:
+            output = self._run_planned(batch, hidden)
+            graphs.record(bucket, None, batch, self._forward_kept, (output.logits, output.carried))
+            return output
+        logits, carried = results
+        return HeadOutput(carried, logits, self._ids)
+
+    def _forward_kept(self, batch: InputBatch | StaticBatch, plan: AttentionPlan) -> Results:
+        """A pass that reads `hidden` where it is kept, for recordings."""
+        output = self._output(batch, self._forward(batch, plan, self._hidden[: len(batch.input_ids)]))
+        return output.logits, output.carried
+
+    def _forward(
+        self, batch: InputBatch | StaticBatch, plan: AttentionPlan, hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """The head's output for every token, [T, hidden_size]."""
 
         def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             return plan.attend(layer, query, key, value, self._options[layer])
 
         embed = self._head.embed_tokens or self._ends.embed
         embedded = embed(batch.input_ids[None]).to(hidden.dtype)
-        return self._output(batch, self._head(embedded, hidden[None], batch.positions[None], attend)[0])
+        out: torch.Tensor = self._head(embedded, hidden[None], batch.positions[None], attend)[0]
+        return out
 
-    def _output(self, batch: InputBatch, out: torch.Tensor) -> HeadOutput:
+    def _output(self, batch: InputBatch | StaticBatch, out: torch.Tensor) -> HeadOutput:
         rows = out.index_select(0, batch.logits_rows)
         if not len(rows):
             return HeadOutput(rows, rows.new_empty(0, self._ends.vocab_size, dtype=torch.float32), None)

@@ -9,6 +9,9 @@ from engine.client import EngineClient
 from engine.planning import PlannerReport
 from server.routes.bodies import ERROR_RESPONSES
 
+_DIGITS = 4
+"""Significant ones of what is measured; more would be noise."""
+
 
 def planner_router(engine: EngineClient) -> APIRouter:
     """GET /debug/planner.
@@ -26,6 +29,17 @@ def planner_router(engine: EngineClient) -> APIRouter:
     )
     async def planner() -> Response:
         """What the planner knows of costs and acceptance, and what it made of them."""
-        return JSONResponse(asdict(await engine.planner_report()))
+        return JSONResponse(_rounded(asdict(await engine.planner_report())))
 
     return router
+
+
+def _rounded(value: object) -> object:
+    """The same, with its floats for people to read."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(part) for part in value]
+    return value

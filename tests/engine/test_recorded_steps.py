@@ -1,6 +1,7 @@
-"""An engine whose target and draft model replay recorded passes says what it says without them."""
+"""An engine whose target and draft replay recorded passes says what it says without them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -22,30 +23,65 @@ from engine.model.attention.triton import TritonAttention
 RULES = SplitRules(wanted_programs=1, min_slots=16)
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [5, 6, 7, 20]]
-PARAMS = [SamplingParams(temperature=0.0, max_tokens=24), SamplingParams(seed=4, max_tokens=20)]
 
 
-def texts(build: Callable[[], LLM]) -> list[Any]:
-    return [output.token_ids for output in build().generate(PROMPTS, PARAMS)]
+def texts(build: Callable[[], LLM], max_tokens: int) -> list[Any]:
+    params = [SamplingParams(temperature=0.0, max_tokens=max_tokens), SamplingParams(seed=4, max_tokens=9)]
+    return [output.token_ids for output in build().generate(PROMPTS, params)]
 
 
-def test_the_texts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build() -> LLM:
-        target = load_tiny(**SIZES)  # type: ignore[arg-type]
-        draft = load_tiny(noise=0.05, **SIZES)  # type: ignore[arg-type]
-        return build_llm("draft_model 2,1", target=target, draft=draft)
+def drafted_by_a_model(*, enforce_eager: bool = False) -> LLM:
+    target = load_tiny(**SIZES)  # type: ignore[arg-type]
+    draft = load_tiny(noise=0.05, **SIZES)  # type: ignore[arg-type]
+    return build_llm("draft_model 2,1", target=target, draft=draft, enforce_eager=enforce_eager)
 
-    expected = texts(build)
-    recorder = TapeRecorder(triton_kernels)
-    chosen: list[bool] = []
+
+def drafted_by_a_head(*, enforce_eager: bool = False) -> LLM:
+    target = load_tiny(num_attention_heads=2, num_key_value_heads=1)
+    return build_llm("eagle3 2,1", target=target, enforce_eager=enforce_eager)
+
+
+@dataclass
+class Chosen:
+    """What a tape in the place of CUDA graphs has seen.
+
+    Attributes:
+        recorder: The tape.
+        records: For each backend whether it was to record.
+    """
+
+    recorder: TapeRecorder
+    records: list[bool]
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
+    """Triton's attention for all that is built."""
+    seen = Chosen(TapeRecorder(triton_kernels), [])
 
     def choose(operators: object, device: object, *, records: bool = False) -> TritonAttention:
-        chosen.append(records)
-        return TritonAttention(RULES, recorder)
+        seen.records.append(records)
+        return TritonAttention(RULES, seen.recorder if records else None)
 
     for module in (factory, speculation_factory):
         monkeypatch.setattr(module, "choose_backend", choose)
-    monkeypatch.setattr(backend_module, "kernels", recorder)
-    assert texts(build) == expected
-    assert chosen == [True, True]
-    assert recorder.num_replays > 2 * len(recorder.tapes) > 0
+    monkeypatch.setattr(speculation_factory, "stack_head", lambda *_: None)
+    monkeypatch.setattr(backend_module, "kernels", seen.recorder)
+    return seen
+
+
+@pytest.mark.parametrize(("build", "max_tokens"), [(drafted_by_a_model, 24), (drafted_by_a_head, 12)])
+def test_the_texts_are_the_same(
+    build: Callable[[], LLM], max_tokens: int, request: pytest.FixtureRequest
+) -> None:
+    expected = texts(build, max_tokens)
+    chosen: Chosen = request.getfixturevalue("chosen")
+    assert texts(build, max_tokens) == expected
+    assert chosen.records == [True, True]
+    assert chosen.recorder.num_replays > 2 * len(chosen.recorder.tapes) > 0
+
+
+def test_eager_means_that_nothing_is_recorded(chosen: Chosen) -> None:
+    texts(lambda: drafted_by_a_model(enforce_eager=True), 4)
+    assert chosen.records == [False, False]
+    assert not chosen.recorder.tapes

@@ -1,10 +1,11 @@
 """Whether the kernels, and a model that runs on them, say what the reference says."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
+from transformers import PreTrainedModel
 
 from engine.model.attention.interface import AttentionBackend
 from engine.model.attention.reference import ReferenceAttention
@@ -21,6 +22,7 @@ from tests.model.attention_steps import (
     Shape,
     assert_agrees,
     long_stretches,
+    make_cache,
     make_step,
     mixed,
     tables,
@@ -73,9 +75,40 @@ def kernel_findings(device: torch.device, *, tiny: bool) -> list[Finding]:
         *product(("mixed", "deep"), SHAPES[1:], (torch.bfloat16,), ("plain", "all")),
     ]
     return [
-        _kernel_finding(batch, batches[batch], shape, dtype, name, device)
-        for batch, shape, dtype, name in cases
+        *(
+            _kernel_finding(batch, batches[batch], shape, dtype, name, device)
+            for batch, shape, dtype, name in cases
+        ),
+        *(
+            finding
+            for cache_dtype in _other_cache_types(device)
+            for finding in (
+                _kernel_finding("mixed", mixed(), SHAPES[0], torch.bfloat16, "all", device, cache_dtype),
+                _rounding_finding(cache_dtype, device),
+            )
+        ),
     ]
+
+
+def _other_cache_types(device: torch.device) -> tuple[torch.dtype, ...]:
+    """Besides the queries', bfloat16."""
+    has_eight_bits = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    return (torch.float16, torch.float8_e4m3fn) if has_eight_bits else (torch.float16,)
+
+
+def _rounding_finding(cache_dtype: torch.dtype, device: torch.device) -> Finding:
+    """Whether numbers between those of a cache's type are written as torch rounds them."""
+    [table] = tables(1)
+    step = make_step([SequenceSlice([0] * 64, 0, table)], SHAPES[0], torch.float32, device)
+    cache = make_cache(step.cache.keys[0], step.cache.values[0], cache_dtype)
+    replace(step, cache=cache).attend(TritonAttention(WHOLE), wish("plain", SHAPES[0][0], device))
+    faults = []
+    for name, new, kept in (("keys", step.key, cache.keys[0]), ("values", step.value, cache.values[0])):
+        rounded = new[0].transpose(0, 1).to(cache_dtype).float()
+        wrong = kept[step.batch.slots].float() != rounded
+        if bool(wrong.any()):
+            faults.append(f"{int(wrong.sum())} of {wrong.numel()} {name} are rounded otherwise")
+    return Finding(f"rounding to {cache_dtype}", "; ".join(faults))
 
 
 def _kernel_finding(
@@ -85,15 +118,16 @@ def _kernel_finding(
     dtype: torch.dtype,
     name: str,
     device: torch.device,
+    cache_dtype: torch.dtype | None = None,
 ) -> Finding:
     faults = []
     for rules in (WHOLE, SPLIT):
-        step = make_step(slices, shape, dtype, device)
+        step = make_step(slices, shape, dtype, device, cache_dtype)
         try:
             assert_agrees(TritonAttention(rules), step, wish(name, shape[0], device))
         except AssertionError as error:
             faults.append(f"{rules}: {error}")
-    return Finding(f"{batch}, {shape}, {dtype}, {name}", "; ".join(faults))
+    return Finding(f"{batch}, {shape}, {dtype}, cache of {cache_dtype or dtype}, {name}", "; ".join(faults))
 
 
 def logits_findings(device: torch.device, *, tiny: bool) -> list[Finding]:
@@ -115,7 +149,7 @@ def logits_findings(device: torch.device, *, tiny: bool) -> list[Finding]:
 
 
 def _replayed_finding(arch: str, device: torch.device, expected: torch.Tensor) -> Finding:
-    recorder = _CountingRecorder(device)
+    recorder = CountingRecorder(device)
     got = _logits(arch, device, TritonAttention(SPLIT, recorder), repeats=3)
     error = float((got - expected).abs().max() / expected.abs().max())
     fault = "" if error <= LOGITS_TOLERANCE else f"{error:.2g} of the largest logit"
@@ -125,7 +159,13 @@ def _replayed_finding(arch: str, device: torch.device, expected: torch.Tensor) -
     return Finding(f"logits of {arch}, replayed", fault)
 
 
-class _CountingRecorder:
+class CountingRecorder:
+    """CUDA graphs, counted.
+
+    Attributes:
+        num_replays: So far.
+    """
+
     def __init__(self, device: torch.device) -> None:
         self.num_replays = 0
         self._recorder = CudaRecorder(device)
@@ -137,7 +177,7 @@ class _CountingRecorder:
 @dataclass(frozen=True, slots=True)
 class _Counted:
     recording: Recording
-    recorder: _CountingRecorder
+    recorder: CountingRecorder
 
     def replay(self) -> Results:
         self.recorder.num_replays += 1
@@ -146,9 +186,14 @@ class _Counted:
 
 def _logits(arch: str, device: torch.device, backend: AttentionBackend, repeats: int = 1) -> torch.Tensor:
     """Rows of a prompt in two chunks and of a tree, float32 on the CPU; the last of some repetitions."""
-    model = wrap_model(tiny_model(arch).to(device), None, name=arch)
+    return last_logits(tiny_model(arch).to(device), backend, repeats)
+
+
+def last_logits(module: PreTrainedModel, backend: AttentionBackend, repeats: int = 1) -> torch.Tensor:
+    """The same of a model where it is."""
+    model = wrap_model(module, None, name="tiny")
     [table] = tables(1)
-    cache = PagedKVCache(model.layers, len(table), 4, model.dtype, device)
+    cache = PagedKVCache(model.layers, len(table), 4, model.dtype, model.device)
     runner = ModelRunner(model.module, cache, backend, model.vocab_size)
     tokens = [(7 * token) % 250 for token in range(20)]
     passes = (

@@ -2,7 +2,7 @@
 
     python -m tests.gpu.check [--device cuda] [--out gpu-check.json]
 
-First that kernels and models on them agree with the reference, then the bandwidth of copies, then an
+First that kernels, models and heads on them agree with the reference, then the bandwidth of copies, then an
 8B-shaped target with random weights and a 1B-shaped draft whose acceptance follows a script: tokens a second
 without speculation, with chains and with trees, beside the limit that the memory sets. The exit status is 1
 if anything disagrees or an answer is wrong; speed alone fails nothing. With `--device cpu --tiny` the same
@@ -28,12 +28,15 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ["TRITON_INTERPRET"] = "1"
     # Only now: Triton reads the variable when it is imported.
     from tests.gpu.agreement import kernel_findings, logits_findings
+    from tests.gpu.heads import head_findings
+    from tests.gpu.quantized import quantized_findings
     from tests.gpu.speed import TINY_PLAN, Plan, copy_bandwidth, speeds
 
     began = time.perf_counter()
     findings = [
         *kernel_findings(device, tiny=options.tiny),
         *logits_findings(device, tiny=options.tiny),
+        *([] if options.tiny else [*head_findings(device), *quantized_findings(device)]),
     ]
     faulty = [finding for finding in findings if finding.fault]
     say(f"{len(findings) - len(faulty)} of {len(findings)} comparisons agree")

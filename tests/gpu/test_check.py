@@ -1,5 +1,6 @@
 """The GPU check's own logic, on a CPU: what it would say of a right and of a wrong kernel."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -34,11 +35,31 @@ def test_it_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_wrong_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.gpu.agreement import kernel_findings, logits_findings
+    from tests.gpu.heads import head_findings
 
+    assert not any(finding.fault for finding in head_findings(torch.device("cpu")))
     monkeypatch.setattr(TritonPlan, "_attend", lambda self, query, keys, values, out, options: out.zero_())
     device = torch.device("cpu")
-    for findings in (kernel_findings(device, tiny=True), logits_findings(device, tiny=True)):
+    for findings in (
+        kernel_findings(device, tiny=True),
+        logits_findings(device, tiny=True),
+        head_findings(device),
+    ):
         assert all(finding.fault for finding in findings)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+def test_quantised_weights_agree_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight bits do, and are told where the layers are not the same; four bits need a GPU."""
+    from tests.gpu import quantized
+
+    monkeypatch.setattr(quantized, "_four_bits", lambda device: "not on a CPU")
+    findings = quantized.quantized_findings(torch.device("cpu"))
+    assert [finding.fault for finding in findings] == ["", "", "not on a CPU"]
+    monkeypatch.setattr(
+        quantized, "move_quantized", lambda module, device, scheme: module.model.norm.weight.uniform_()
+    )
+    assert "of the largest logit" in quantized.quantized_findings(torch.device("cpu"))[0].fault
 
 
 @pytest.mark.parametrize("parents", [(0, 1, 2, 3), (0, 0, 1, 1, 2, 2)])

@@ -96,9 +96,16 @@ def make_cache(keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype) -> 
 
 
 def make_step(
-    slices: Sequence[SequenceSlice], shape: Shape, dtype: torch.dtype, device: torch.device
+    slices: Sequence[SequenceSlice],
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    cache_dtype: torch.dtype | None = None,
 ) -> Step:
-    """Random numbers; slots that no sequence has written, or writes now, hold what is not a number."""
+    """Random numbers; slots that no sequence has written, or writes now, hold what is not a number.
+
+    Keys and values are numbers of the cache's type, if that is another one.
+    """
     generator = torch.Generator().manual_seed(len(slices) + sum(shape))
 
     def numbers(*sizes: int) -> torch.Tensor:
@@ -121,7 +128,9 @@ def make_step(
         numbers(1, num_tokens, heads, dim).transpose(1, 2)
         for heads, dim in ((num_heads, key_dim), (num_kv_heads, key_dim), (num_kv_heads, value_dim))
     )
-    return Step(batch, make_cache(keys, values, dtype), query, key, value)
+    if cache_dtype is not None:
+        key, value = (tensor.to(cache_dtype).to(dtype) for tensor in (key, value))
+    return Step(batch, make_cache(keys, values, cache_dtype or dtype), query, key, value)
 
 
 def assert_agrees(backend: AttentionBackend, step: Step, options: LayerOptions) -> None:

@@ -1,9 +1,9 @@
 """Compiles the Triton kernels to machine code for a GPU that need not be there, and prints their names.
 
-    python -m tests.model.compile_kernels 80
+    python -m tests.model.compile_kernels 80 bf16
 
-The argument is the GPU's compute capability without its dot. Every branch of the kernels is on, in bfloat16
-and with the head sizes of an 8B model.
+The arguments are the GPU's compute capability without its dot, and the cache's type as Triton calls it. Every
+branch of the kernels is on, in bfloat16 and with the head sizes of an 8B model.
 """
 
 import sys
@@ -17,7 +17,7 @@ from engine.model.attention import triton_kernels as kernels
 from engine.model.attention.tiles import MAX_SPLITS
 
 TYPES = {
-    "*bf16": ("query", "key", "value", "keys", "values", "out", "sinks"),
+    "*bf16": ("query", "key", "value", "out", "sinks"),
     "*fp32": ("partial_out", "partial_weight"),
     "*i32": ("tiles", "merges"),
     "*i64": ("slots", "context", "context_positions", "positions", "visible", "ancestors"),
@@ -42,9 +42,10 @@ CONSTANTS = {
 }
 
 
-def compile_kernel(kernel: Any, capability: int) -> Any:
+def compile_kernel(kernel: Any, capability: int, cache_type: str) -> Any:
     """What Triton makes of a kernel; raises where it is refused."""
     types = {name: kind for kind, names in TYPES.items() for name in names}
+    types |= dict.fromkeys(("keys", "values"), f"*{cache_type}")
     signature = {}
     constants = {}
     for index, name in enumerate(kernel.arg_names):
@@ -60,7 +61,7 @@ def compile_kernel(kernel: Any, capability: int) -> Any:
 def main() -> None:
     """Compiles them all."""
     for kernel in (kernels.attend, kernels.combine, kernels.store):
-        compiled = compile_kernel(kernel, int(sys.argv[1]))
+        compiled = compile_kernel(kernel, int(sys.argv[1]), sys.argv[2])
         assert compiled.asm["cubin"]
         sys.stdout.write(f"{kernel.__name__}\n")
 

@@ -46,6 +46,18 @@ def test_half_of_the_free_memory_on_a_cpu(free: pytest.MonkeyPatch) -> None:
     assert "50%" in result.reason
 
 
+def test_what_graphs_will_take_is_left_alone(free: pytest.MonkeyPatch) -> None:
+    def with_graphs(config: CacheConfig) -> memory.BlockPlan:
+        return plan_blocks(config, SchedulerConfig(), (FOOTPRINT,), 512, CPU, 200 * PER_BLOCK)
+
+    result = with_graphs(CacheConfig())
+    assert result.num_blocks == 400
+    assert "beside 0.00 GiB for graphs" in result.reason
+    assert with_graphs(CacheConfig(num_kv_blocks=800)).num_blocks == 800
+    with pytest.raises(StartupError, match=r"801 blocks .* free on cpu beside .* GiB for graphs; lower"):
+        with_graphs(CacheConfig(num_kv_blocks=801))
+
+
 def test_the_draft_cache_counts_in_its_own_type(free: pytest.MonkeyPatch) -> None:
     result = plan(caches=(FOOTPRINT, CacheFootprint(LAYERS, torch.bfloat16)))
     assert result.bytes_per_block == PER_BLOCK * 3 // 2

@@ -69,6 +69,28 @@ def test_sixteen_bits(dtype: torch.dtype, name: str, rules: SplitRules) -> None:
     assert_agrees(TritonAttention(rules), make_step(slices, EVEN, dtype, CPU), wish(name, 4, CPU))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype"),
+    [
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float8_e4m3fn),
+        (torch.float16, torch.float8_e4m3fn),
+        (torch.bfloat16, torch.float8_e4m3fn),
+    ],
+)
+@pytest.mark.parametrize(("name", "rules"), [("plain", WHOLE), ("all", SPLIT)])
+def test_a_cache_of_another_type(
+    dtype: torch.dtype, cache_dtype: torch.dtype, name: str, rules: SplitRules
+) -> None:
+    """With numbers that it can hold: the interpreter rounds in ways of its own."""
+    a, b = tables(2)
+    slices = [SequenceSlice([0] * 5, 0, a), SequenceSlice([0], 75, b, TREE)]
+    step = make_step(slices, EVEN, dtype, CPU, cache_dtype)
+    assert step.cache.keys[0].dtype == cache_dtype
+    assert_agrees(TritonAttention(rules), step, wish(name, 4, CPU))
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # Of the interpreter.
 def test_what_is_not_a_number_stays_in_its_own_rows() -> None:
     a, b = tables(2)
@@ -147,13 +169,17 @@ def test_it_is_chosen_on_cuda_where_triton_is(
     assert "pip install triton" in caplog.text
 
 
-def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """To machine code, which needs no GPU; in a process whose Triton compiles, and finds nothing compiled."""
+@pytest.mark.parametrize(("capability", "cache_type"), [("80", "bf16"), ("89", "fp8e4nv")])
+def test_the_kernels_compile_for_a_gpu(capability: str, cache_type: str, tmp_path: Path) -> None:
+    """To machine code, which needs no GPU; in a process whose Triton compiles, and finds nothing compiled.
+
+    Also over a cache of eight bits.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.model.compile_kernels", "80"],
+        [sys.executable, "-m", "tests.model.compile_kernels", capability, cache_type],
         cwd=root,
         env=environment,
         capture_output=True,

@@ -75,8 +75,10 @@ def test_the_planners_table_is_shown_where_the_operator_allows_it(serve: Serve) 
     assert table["forward"] == [
         {"rows": 1, "milliseconds": 10.0, "num_seen": 7},
         {"rows": 8, "milliseconds": 17.5, "num_seen": 0},
+        {"rows": 16, "milliseconds": 1235.0, "num_seen": 0},
     ]
-    assert table["methods"][0]["acceptance"] == [[0.75, 0.125], [0.5, 0.25]]
+    assert table["methods"][0]["acceptance"] == [[0.75, 0.125], [0.6667, 0.25]]
+    assert (table["prediction_error"], table["num_granted"]) == (0.0003333, 44)
     assert table["requests"][0]["request_id"] == "chatcmpl-1"
     assert table["outcomes"] == [{"outcome": "load", "num_steps": 3}]
     assert "/debug/planner" in served.http.get("/openapi.json").json()["paths"]

@@ -39,7 +39,11 @@ _STAGES = 3
 
 
 class TritonAttention:
-    """Attention for caches in float32, float16 or bfloat16 on a CUDA device.
+    """Attention in float32, float16 or bfloat16 on a CUDA device.
+
+    The cache may be of another of these types, or of float8_e4m3fn: numbers are rounded when they are written
+    and converted when they are read, without factors. float8_e4m3fn ends at 448, and takes a GPU of compute
+    capability 8.9.
 
     Args:
         rules: When contexts are split.
@@ -67,7 +71,7 @@ class TritonAttention:
             torch.cat(batch.context_positions) if _has_trees(batch) else batch.positions,
             _has_trees(batch),
         )
-        return TritonPlan(BatchTables(self._rules, batch, cache.keys[0].element_size()), inputs, cache)
+        return TritonPlan(BatchTables(self._rules, batch), inputs, cache)
 
 
 class RecordedTriton:
@@ -89,8 +93,7 @@ class RecordedTriton:
             *(batch.context_slots, batch.context_positions),
             has_trees=True,
         )
-        keys = cache.keys[0]
-        tables = BucketTables(self._rules, batch.bucket, keys.element_size(), keys.device)
+        tables = BucketTables(self._rules, batch.bucket, cache.keys[0].device)
         return StaticTritonPlan(tables, inputs, cache)
 
 
@@ -176,7 +179,8 @@ class TritonPlan:
         options: LayerOptions,
     ) -> None:
         num_heads, num_kv_heads, value_dim = query.shape[0], keys.shape[1], values.shape[2]
-        tables = self._tables.of(Kind(num_heads, num_kv_heads, options.window))
+        number_bytes = max(query.element_size(), keys.element_size())
+        tables = self._tables.of(Kind(num_heads, num_kv_heads, options.window, number_bytes))
         results = _Results.empty(out, tables, num_kv_heads)
         inputs, block_k, block_v = self._inputs, _block_of(keys.shape[2]), _block_of(value_dim)
         kernels.attend[(len(tables.tiles), num_kv_heads)](
@@ -190,14 +194,14 @@ class TritonPlan:
             KEY_DIM=keys.shape[2],
             VALUE_DIM=value_dim,
             BLOCK_M=tables.num_rows,
-            BLOCK_N=_slots_per_block(block_k + block_v, keys.element_size()),
+            BLOCK_N=_slots_per_block(block_k + block_v, number_bytes),
             BLOCK_K=block_k,
             BLOCK_V=block_v,
             HAS_TREES=inputs.has_trees,
             HAS_WINDOW=options.window is not None,
             HAS_SOFTCAP=options.softcap is not None,
             HAS_SINKS=options.sinks is not None,
-            WIDE_DOTS=_widens(keys.dtype),
+            WIDE_DOTS=_widens(query.dtype),
             num_stages=_STAGES,
         )
         if tables.num_partials:

@@ -43,7 +43,7 @@ def store(  # noqa: PLR0913, a kernel has no objects to bundle its arguments in
 
     Shapes:
         key, value: the new [NUM_HEADS, T, dim], strided.
-        keys, values: the cache, [num_slots, NUM_HEADS, dim].
+        keys, values: the cache, [num_slots, NUM_HEADS, dim], of any floating type.
         slots: int64 [T].
     """
     token = tl.program_id(0)
@@ -52,11 +52,12 @@ def store(  # noqa: PLR0913, a kernel has no objects to bundle its arguments in
     dim = tl.arange(0, BLOCK_K)[None, :]
     mask = (head < NUM_HEADS) & (dim < KEY_DIM) & (slot >= 0)
     new = tl.load(key + head * key_head_stride + token * key_token_stride + dim, mask=mask)
-    tl.store(keys + (slot * NUM_HEADS + head) * KEY_DIM + dim, new, mask=mask)
+    tl.store(keys + (slot * NUM_HEADS + head) * KEY_DIM + dim, new.to(keys.dtype.element_ty), mask=mask)
     dim = tl.arange(0, BLOCK_V)[None, :]
     mask = (head < NUM_HEADS) & (dim < VALUE_DIM) & (slot >= 0)
     new = tl.load(value + head * value_head_stride + token * value_token_stride + dim, mask=mask)
-    tl.store(values + (slot * NUM_HEADS + head) * VALUE_DIM + dim, new, mask=mask)
+    at = values + (slot * NUM_HEADS + head) * VALUE_DIM + dim
+    tl.store(at, new.to(values.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize_on_alignment=TABLES)
@@ -96,7 +97,8 @@ def attend(  # noqa: PLR0913, PLR0915, a kernel has no objects to bundle its arg
 
     Shapes:
         query: [num_heads, T, KEY_DIM], strided.
-        keys, values: the cache, [num_slots, num_kv_heads, dim].
+        keys, values: the cache, [num_slots, num_kv_heads, dim], of any floating type; what is read of it is
+            converted to the query's, in which is multiplied.
         out: [T, num_heads, VALUE_DIM], for tiles that have their tokens to themselves.
         partial_out: float32 [num_partials, num_kv_heads, BLOCK_M, VALUE_DIM], for the others.
         partial_weight: float32 [num_partials, num_kv_heads, BLOCK_M]: log2 of the softmax's denominator.
@@ -126,8 +128,8 @@ def attend(  # noqa: PLR0913, PLR0915, a kernel has no objects to bundle its arg
         index = start + tl.arange(0, BLOCK_N)
         is_slot = index < slot_end
         place = tl.load(context + offset + index, mask=is_slot, other=0) * num_kv_heads + kv_head
-        k = _widened(_load_rows(keys, place * KEY_DIM, is_slot, key_dim, KEY_DIM), WIDE_DOTS)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        k = _load_rows(keys, place * KEY_DIM, is_slot, key_dim, KEY_DIM).to(query.dtype.element_ty)
+        scores = tl.dot(q, tl.trans(_widened(k, WIDE_DOTS)), input_precision="ieee") * scale
         if HAS_SOFTCAP:
             scores = _capped(scores, softcap)
         mask = index[None, :] < seen[:, None]
@@ -140,7 +142,7 @@ def attend(  # noqa: PLR0913, PLR0915, a kernel has no objects to bundle its arg
         new_top = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         weights, rescale = tl.exp2(scores - base[:, None]), tl.exp2(top - base)
-        v = _load_rows(values, place * VALUE_DIM, is_slot, value_dim, VALUE_DIM)
+        v = _load_rows(values, place * VALUE_DIM, is_slot, value_dim, VALUE_DIM).to(query.dtype.element_ty)
         rounded = _widened(weights.to(v.dtype), WIDE_DOTS)
         weighted = tl.dot(rounded, _widened(v, WIDE_DOTS), input_precision="ieee")
         result = result * rescale[:, None] + weighted

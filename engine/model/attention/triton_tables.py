@@ -22,21 +22,23 @@ class Kind:
     Attributes:
         num_heads, num_kv_heads: Heads.
         window: Sliding window in positions.
+        number_bytes: Width of the queries' or the cache's numbers, whichever are wider.
     """
 
     num_heads: int
     num_kv_heads: int
     window: int | None
+    number_bytes: int
 
     @property
     def group(self) -> int:
         """Query heads of one key/value head."""
         return self.num_heads // self.num_kv_heads
 
-    def num_rows(self, num_tokens: int, number_bytes: int) -> int:
-        """Rows of a tile for stretches of so many tokens, in a cache of so wide numbers: a power of two."""
+    def num_rows(self, num_tokens: int) -> int:
+        """Rows of a tile for stretches of so many tokens: a power of two."""
         smallest = max(MIN_ROWS, power_of_two(self.group))
-        return max(smallest, min(MAX_ROW_BYTES // number_bytes, power_of_two(self.group * num_tokens)))
+        return max(smallest, min(MAX_ROW_BYTES // self.number_bytes, power_of_two(self.group * num_tokens)))
 
     def tiles_of(self, num_rows: int) -> TileShape:
         """What it makes of a batch."""
@@ -85,13 +87,11 @@ class BatchTables:
     Args:
         rules: When contexts are split.
         batch: The batch.
-        number_bytes: Width of the cache's numbers.
     """
 
-    def __init__(self, rules: SplitRules, batch: InputBatch, number_bytes: int) -> None:
+    def __init__(self, rules: SplitRules, batch: InputBatch) -> None:
         self._rules = rules
         self._batch = batch
-        self._number_bytes = number_bytes
         self._known: dict[Kind, Tables] = {}
 
     def of(self, kind: Kind) -> Tables:
@@ -102,7 +102,7 @@ class BatchTables:
 
     def _build(self, kind: Kind) -> Tables:
         spans = self._batch.spans
-        num_rows = kind.num_rows(max(span.end - span.begin for span in spans), self._number_bytes)
+        num_rows = kind.num_rows(max(span.end - span.begin for span in spans))
         table = cut(spans, kind.tiles_of(num_rows), self._rules)
         flat = torch.tensor(_numbers(table), dtype=torch.int32, device=self._batch.input_ids.device)
         most = max((count for *_, count in table.merges), default=1)
@@ -115,14 +115,12 @@ class BucketTables:
     Args:
         rules: When contexts are split.
         bucket: The bucket.
-        number_bytes: Width of the cache's numbers.
         device: Where they are.
     """
 
-    def __init__(self, rules: SplitRules, bucket: Bucket, number_bytes: int, device: torch.device) -> None:
+    def __init__(self, rules: SplitRules, bucket: Bucket, device: torch.device) -> None:
         self._rules = rules
         self._bucket = bucket
-        self._number_bytes = number_bytes
         self._device = device
         self._known: dict[Kind, Tables] = {}
         self._batch: InputBatch | None = None
@@ -157,7 +155,7 @@ class BucketTables:
     def _limits(self, kind: Kind) -> tuple[TileLimits, int]:
         bucket = self._bucket
         # Longer stretches than the usual one take more tiles, for which there is room.
-        num_rows = kind.num_rows(-(-bucket.num_tokens // bucket.num_sequences), self._number_bytes)
+        num_rows = kind.num_rows(-(-bucket.num_tokens // bucket.num_sequences))
         shape = kind.tiles_of(num_rows)
         return TileLimits.of(bucket.num_tokens, bucket.num_sequences, shape, self._rules), num_rows
 
