@@ -65,7 +65,8 @@ class Drafting:
         self._clock = clock
         self._record = PlanRecord(clock)
         self._outgrown: set[str] = set()
-        self._methods: dict[str, int] = {}  # Who drafted what the next step checks.
+        # Who drafted what the next step checks, and how many levels it might have.
+        self._methods: dict[str, tuple[int, int]] = {}
         self._shape = StepShape(0, 0, 0, 0)
         self._timed: tuple[float | None, float] = (None, 0.0)
         self._features = StepFeatures()
@@ -100,9 +101,9 @@ class Drafting:
     def note_verdict(self, item: ScheduledRequest, accepted: Sequence[int]) -> None:
         """Learns which nodes of a tree stand, whatever a stop then makes of them."""
         request_id = item.request.request_id
-        method = self._methods.get(request_id)
+        method, most_levels = self._methods.get(request_id, (None, 0))
         if method is not None and len(item.tree):
-            self._measurements.note_verdict(method, request_id, item.tree, accepted)
+            self._measurements.note_verdict(method, request_id, item.tree, accepted, most_levels)
             self._planner.note_verdict(method, request_id, bool(accepted))
 
     def note_step(self, forward_seconds: float, host_seconds: float) -> None:
@@ -232,13 +233,14 @@ class Drafting:
             limits = (0, 0) if grant is None else (grant.num_nodes, grant.max_depth)
             reads = drafter.needs.hidden_states is not None
             features = self._features.take(request.request_id) if reads else None
-            draft_request = drafter.ask(request, scheduler, limits, features=features)
+            least = 0.0 if grant is None else grant.least
+            draft_request = drafter.ask(request, scheduler, limits, features=features, least=least)
             if draft_request.budget or watches:
                 asked.append((request, draft_request))
         trees = self._call(method, [draft_request for _, draft_request in asked])
         for (request, draft_request), tree in zip(asked, trees, strict=True):
             if draft_request.budget:
-                self._hand_out(request, tree, method)
+                self._hand_out(request, tree, method, min(draft_request.budget, draft_request.max_depth))
         return sum(map(len, trees))
 
     def _watches(self, method: int, request: Request) -> bool:
@@ -261,9 +263,9 @@ class Drafting:
             self._measurements.note_draft(method, called.num_levels, called.num_rows, called.seconds)
         return called.trees
 
-    def _hand_out(self, request: Request, tree: TokenTree, method: int) -> None:
+    def _hand_out(self, request: Request, tree: TokenTree, method: int, most_levels: int = 0) -> None:
         request.draft = tree
-        self._methods[request.request_id] = method
+        self._methods[request.request_id] = (method, most_levels)
 
     def _outcome(self, batch: DraftBatch, planned: PlanOutcome, num_nodes: int) -> PlanOutcome:
         if not batch.load.decoding.requests:

@@ -20,6 +20,8 @@ _AMORTISED = 64.0
 # If not even such drafts paid, of one request or of all, more acceptance would not help.
 _OPTIMISTIC = tuple(0.97**depth for depth in range(1, 9))
 _OPTIMISM_STEPS = 8
+# Of the tokens behind ones that stand so many stand themselves, where the draft was sure of those.
+_GOES_ON = 0.7
 # Nodes per request among which the cheapest row is sought before anybody has offered any.
 _LOOKED_AHEAD = 8
 
@@ -93,7 +95,11 @@ class AutoPlanner:
                 kept[place] = count
             elif count and best.method is not None:
                 grants[best.method].append(Grant(place, count, best.admission.depth))
-        num_granted = sum(best.admission.counts)
+        if best.method is not None and grants[best.method]:
+            grants[best.method] = self._lengthened(
+                best, grants[best.method], wishes[best.method], plain, load
+            )
+        num_granted = sum(kept.values()) + sum(grant.num_nodes for own in grants for grant in own)
         num_probes = 0
         if load.num_draft_rows >= num_granted + PROBE_NODES * len(wishes):
             served = {grant.place for own in grants for grant in own}
@@ -164,6 +170,34 @@ class AutoPlanner:
             [False] * len(bids) + [True] * len(left),
             method,
         )
+
+    def _lengthened(
+        self, best: _Choice, grants: list[Grant], wishes: Sequence[Wish], plain: Tariff, load: Load
+    ) -> list[Grant]:
+        """Lets chains grow while the draft is sure of them, where the average one pays at all.
+
+        Whether another level pays is known better behind the tokens of this very chain than on average.
+        """
+        assert best.method is not None, "somebody drafts"
+        rooms = {wish.place: min(wish.num_nodes, wish.max_depth) for wish in wishes if wish.ends_early}
+        if not rooms:
+            return grants
+        tariff = self._tariff(best.method, plain)
+        num_nodes = sum(best.admission.counts)
+        row = tariff.rise[num_nodes] / num_nodes + tariff.per_row
+        seconds = tariff.per_pass / len(grants) + row
+        least = min(best.admission.speed * seconds / _GOES_ON, 1.0)
+        spare = load.num_draft_rows - num_nodes
+        longer: list[Grant] = []
+        for grant in grants:
+            if grant.place not in rooms:
+                longer.append(grant)
+                continue
+            more = min(rooms[grant.place] - grant.num_nodes, spare)
+            spare -= more
+            length = grant.num_nodes + more
+            longer.append(Grant(grant.place, length, length, least))
+        return longer
 
     def _add_probe(
         self, method: int, wishes: Sequence[Wish], grants: list[Grant], served: set[int], plain: Tariff
