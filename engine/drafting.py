@@ -15,6 +15,7 @@ from engine.planning import OutcomeCount, PlannerReport, PlanOutcome, PlanStats,
 from engine.speculation.base import DraftRequest
 from engine.speculation.draft_batch import DraftBatch, batch_of, shape_of
 from engine.speculation.drafter import Drafter
+from engine.speculation.following import Following
 from engine.speculation.measurements import Measurements
 from engine.speculation.plan_record import PlanRecord
 from engine.speculation.planner import Grant, Offer, Planner
@@ -70,6 +71,7 @@ class Drafting:
         self._shape = StepShape(0, 0, 0, 0)
         self._timed: tuple[float | None, float] = (None, 0.0)
         self._features = StepFeatures()
+        self._following = Following(self._drafters, planner)
 
     @property
     def hidden_states(self) -> HiddenSelection | None:
@@ -77,11 +79,9 @@ class Drafting:
         wanted = (drafter.needs.hidden_states for drafter in self._drafters)
         return next((selection for selection in wanted if selection is not None), None)
 
-    def follows(self, request: Request) -> bool:
-        """Whether a speculator has to see every position of a request, so that none may be skipped."""
-        return request.params.speculation.enabled and any(
-            drafter.needs.follows and not drafter.room.has_outgrown(request) for drafter in self._drafters
-        )
+    def follows(self, request: Request, scheduler: Scheduler) -> bool:
+        """Whether a speculator is to see every position of a new request, so that none may be skipped."""
+        return self._following.begins(request, len(scheduler.running) + len(scheduler.waiting) + 1)
 
     def note_features(self, plan: SchedulerOutput, features: torch.Tensor) -> None:
         """Takes the hidden states of a step's tokens, [T, width], in the plan's order."""
@@ -118,6 +118,7 @@ class Drafting:
         self._methods.clear()
         if not scheduler.running:
             return Proposed(num_outgrown, None)
+        self._following.review(scheduler.running)
         batch = batch_of(scheduler)
         offers = self._collect_offers(batch, scheduler)
         wishes = [
@@ -252,8 +253,9 @@ class Drafting:
         if drafter.room.has_outgrown(request):
             return False
         is_read = request.num_uncomputed_tokens > 1
-        follows_prompts = drafter.needs.has_cache and is_read and self._planner.follows_prompts(method)
-        return drafter.needs.follows or follows_prompts
+        if drafter.needs.follows:
+            return request.needs_draft_cache
+        return drafter.needs.has_cache and is_read and self._planner.follows_prompts(method)
 
     def _call(self, method: int, requests: Sequence[DraftRequest]) -> Sequence[TokenTree]:
         if not requests:

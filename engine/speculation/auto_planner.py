@@ -9,6 +9,7 @@ from engine.speculation.evidence import MeasuredFloor, RowPrice
 from engine.speculation.measurements import Measurements
 from engine.speculation.planner import Allotment, Grant, Load, Offer, Wish
 from engine.speculation.probing import PROBE_NODES, ProbeSchedule, interval
+from engine.speculation.step_cost import StepShape
 
 # What drafts cost is taken to be so many times what it was measured to be: estimates are noisy, and the best
 # of many noisy ones is too good to be true.
@@ -20,6 +21,10 @@ _AMORTISED = 64.0
 # If not even such drafts paid, of one request or of all, more acceptance would not help.
 _OPTIMISTIC = tuple(0.97**depth for depth in range(1, 9))
 _OPTIMISM_STEPS = 8
+# By this factor the odds of a text's drafts may be better than those of all that is known.
+_OPTIMISTIC_ODDS = 2.0
+# Tokens of a request before any was seen.
+_USUAL_CONTEXT = 256
 # Of the tokens behind ones that stand so many stand themselves, where the draft was sure of those.
 _GOES_ON = 0.7
 # Nodes per request among which the cheapest row is sought before anybody has offered any.
@@ -70,6 +75,7 @@ class AutoPlanner:
         self._known = measurements
         self._probes = [ProbeSchedule() for _ in measurements.methods]
         self._hopeful = [True for _ in measurements.methods]
+        self._context = _USUAL_CONTEXT
         self._asked_hope = [-_OPTIMISM_STEPS for _ in measurements.methods]
 
     def price(self, load: Load) -> RowPrice:
@@ -78,6 +84,7 @@ class AutoPlanner:
 
     def allot(self, load: Load, offers: Sequence[Offer], wishes: Sequence[Sequence[Wish]]) -> Allotment:
         """See Planner."""
+        self._context = load.decoding.context // max(load.decoding.requests, 1)
         most = max(PROBE_NODES, sum(len(offer.probabilities) for offer in offers))
         most += max((sum(wish.num_nodes for wish in own) for own in wishes), default=0)
         plain = self._plain(load, most)
@@ -119,6 +126,21 @@ class AutoPlanner:
     def follows_prompts(self, method: int) -> bool:
         """See Planner. Where drafts do not pay whatever they are worth, their caches catch up later."""
         return self._hopeful[method]
+
+    def follows_texts(self, method: int, num_requests: int) -> bool:
+        """See Planner. Not where even drafts that are somewhat better than the average would not pay."""
+        known = self._known.methods[method]
+        if not self._known.cost.is_measured:
+            return True
+        context = num_requests * self._context
+        shape = StepShape(num_requests, num_requests, context, context)
+        load = Load(shape, shape, num_requests, num_requests)
+        tariff = self._tariff(method, self._plain(load, num_requests))
+        rate = known.book.rates()[0][0]
+        rate = _OPTIMISTIC_ODDS * rate / (1.0 - rate + _OPTIMISTIC_ODDS * rate)
+        # Following costs a row of the method per token of each request, drafted for or not.
+        tariff = replace(tariff, start=tariff.start + tariff.per_row * num_requests)
+        return any(tariff.speed(count * rate, count, 1) > tariff.plain_speed for count in (1, num_requests))
 
     def note_verdict(self, method: int, request_id: str, stood: bool) -> None:
         """See Planner."""

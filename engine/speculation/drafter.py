@@ -63,8 +63,11 @@ class Drafter:
 
     def num_nodes(self, request: Request) -> int:
         """Draft nodes that a request has room for."""
-        is_idle = self.room.has_outgrown(request) or not self.serves(request)
+        is_idle = self.room.has_outgrown(request) or not self.serves(request) or self._lost(request)
         return 0 if is_idle else self.room.node_budget(request)
+
+    def _lost(self, request: Request) -> bool:
+        return self.needs.follows and not request.needs_draft_cache
 
     def wish(self, place: int, request: Request) -> Wish | None:
         """What a decoding request could use; None if there is no room."""

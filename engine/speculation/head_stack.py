@@ -30,8 +30,6 @@ from engine.speculation.target_ends import TargetEnds
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose angles depend on the position alone, and not on the length of the text."""
 
-_FIRST_POSITIONS = 1024
-
 
 @dataclass(frozen=True, slots=True)
 class HeadParts:
@@ -66,7 +64,7 @@ class HeadStack:
         self._parts = parts
         self._cache = cache
         self._operators = operators
-        self._rotation = self._angles(_FIRST_POSITIONS)
+        self._rotation = self._angles(1024)
 
     def run(self, batch: InputBatch, plan: CpuPlan, hidden: torch.Tensor) -> torch.Tensor:
         """A pass over a batch.
@@ -107,8 +105,7 @@ class HeadStack:
             wishes: Per slice what chain is wanted; None for none. At least one is.
 
         Returns:
-            Per chain its tokens, how sure the head was of each, and if wanted the truncated rows that they
-            were drawn from, float32 [length, rows of the head].
+            Per chain its tokens, how sure the head was of each, and if wanted their truncated rows, float32.
         """
         parts = self._parts
         asked = [wish for wish in wishes if wish is not None]
@@ -137,9 +134,9 @@ class HeadStack:
         )
         chains: list[tuple[list[int], list[float], torch.Tensor | None]] = []
         for place, wish in enumerate(asked):
-            shares = [share for share in confidences[place].tolist() if share]
-            own = rows[place, : len(shares)] if wish.needs_rows else None
-            chains.append((tokens[place, : len(shares)].tolist(), shares, own))
+            shares = list(filter(None, confidences[place].tolist()))
+            kept = (place, slice(len(shares)))
+            chains.append((tokens[kept].tolist(), shares, rows[kept] if wish.needs_rows else None))
         return chains
 
     def _lay_out(

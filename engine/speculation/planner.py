@@ -120,6 +120,9 @@ class Planner(Protocol):
     def follows_prompts(self, method: int) -> bool:
         """Whether a method's cache is to follow prompts while they are read."""
 
+    def follows_texts(self, method: int, num_requests: int) -> bool:
+        """Whether a method that has to see whole texts shall follow them, with so many requests at once."""
+
     def note_verdict(self, method: int, request_id: str, stood: bool) -> None:
         """Learns whether a draft's first token stood."""
 
@@ -150,6 +153,10 @@ class FixedPlanner:
         return Allotment(kept, tuple(grants), outcome)
 
     def follows_prompts(self, method: int) -> bool:
+        """See Planner."""
+        return True
+
+    def follows_texts(self, method: int, num_requests: int) -> bool:
         """See Planner."""
         return True
 

@@ -161,6 +161,17 @@ def test_a_chain_that_ends_early_may_become_as_long_as_there_is_room() -> None:
     assert sum(each.num_nodes for each in together.grants[0]) == 10
 
 
+def test_texts_are_followed_as_long_as_drafts_may_pay() -> None:
+    weak = AutoPlanner(known(taught("a", 0.3, 0.004, 0.002)))
+    assert weak.follows_texts(0, 1)
+    assert not weak.follows_texts(0, 32)
+    follows = [weak.follows_texts(0, count) for count in range(1, 33)]
+    assert follows == sorted(follows, reverse=True)
+    strong = AutoPlanner(known(taught("a", 0.95, 0.001), curve=gpu))
+    assert strong.follows_texts(0, 32)
+    assert AutoPlanner(Measurements([taught("a", 0.01, 0.1)])).follows_texts(0, 32), "nothing is measured yet"
+
+
 def test_what_lookups_offer_is_cut_where_it_stops_paying() -> None:
     lookup = MethodMeasurements("ngram", estimates=True)
     offer = Offer(0, 0, (0.95, 0.9, 0.5, 0.02))
