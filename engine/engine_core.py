@@ -102,7 +102,9 @@ class EngineCore:
         self._requests[request_id] = request
         wanted = params.speculation
         num_predicted = len(wanted.prediction) if wanted.enabled else 0
-        self._records[request_id] = RequestRecord(self._clock(), is_lossless(request.params), num_predicted)
+        self._records[request_id] = RequestRecord(
+            self._clock(), is_lossless=is_lossless(request.params), num_predicted_tokens=num_predicted
+        )
         self.scheduler.add(request)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> RequestOutput | None:

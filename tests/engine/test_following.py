@@ -4,7 +4,9 @@ import pytest
 
 from engine.llm import LLM
 from engine.sampling_params import SamplingParams
+from engine.speculation.base import ProposalContext
 from engine.speculation.planner import FixedPlanner
+from engine.token_tree import TokenTree
 from tests.engine.answers import PROMPT
 from tests.engine.test_lossless import PROMPTS, plain_answers
 from tests.engine.test_planning import with_planner
@@ -26,11 +28,14 @@ class UpTo(FixedPlanner):
 
 def asked(llm: LLM) -> list[set[str]]:
     """From now on, whom the head was asked about in each call."""
-    speculator = drafter_of(llm).speculator
-    propose, calls = speculator.propose, []
-    speculator.propose = lambda context: (  # type: ignore[method-assign]
-        calls.append({request.request_id for request in context.requests}) or propose(context)
-    )
+    speculator, calls = drafter_of(llm).speculator, list[set[str]]()
+    propose = speculator.propose
+
+    def noting(context: ProposalContext) -> list[TokenTree]:
+        calls.append({request.request_id for request in context.requests})
+        return propose(context)
+
+    speculator.propose = noting  # type: ignore[method-assign]
     return calls
 
 
