@@ -15,6 +15,7 @@ from engine.planning import OutcomeCount, PlannerReport, PlanOutcome, PlanStats,
 from engine.speculation.base import DraftRequest
 from engine.speculation.draft_batch import DraftBatch, batch_of, shape_of
 from engine.speculation.drafter import Drafter
+from engine.speculation.following import Following
 from engine.speculation.measurements import Measurements
 from engine.speculation.plan_record import PlanRecord
 from engine.speculation.planner import Grant, Offer, Planner
@@ -65,10 +66,12 @@ class Drafting:
         self._clock = clock
         self._record = PlanRecord(clock)
         self._outgrown: set[str] = set()
-        self._methods: dict[str, int] = {}  # Who drafted what the next step checks.
+        # Who drafted what the next step checks, and how many levels it might have.
+        self._methods: dict[str, tuple[int, int]] = {}
         self._shape = StepShape(0, 0, 0, 0)
         self._timed: tuple[float | None, float] = (None, 0.0)
         self._features = StepFeatures()
+        self._following = Following(self._drafters, planner)
 
     @property
     def hidden_states(self) -> HiddenSelection | None:
@@ -76,11 +79,9 @@ class Drafting:
         wanted = (drafter.needs.hidden_states for drafter in self._drafters)
         return next((selection for selection in wanted if selection is not None), None)
 
-    def follows(self, request: Request) -> bool:
-        """Whether a speculator has to see every position of a request, so that none may be skipped."""
-        return request.params.speculation.enabled and any(
-            drafter.needs.follows and not drafter.room.has_outgrown(request) for drafter in self._drafters
-        )
+    def follows(self, request: Request, scheduler: Scheduler) -> bool:
+        """Whether a speculator is to see every position of a new request, so that none may be skipped."""
+        return self._following.begins(request, len(scheduler.running) + len(scheduler.waiting) + 1)
 
     def note_features(self, plan: SchedulerOutput, features: torch.Tensor) -> None:
         """Takes the hidden states of a step's tokens, [T, width], in the plan's order."""
@@ -100,9 +101,9 @@ class Drafting:
     def note_verdict(self, item: ScheduledRequest, accepted: Sequence[int]) -> None:
         """Learns which nodes of a tree stand, whatever a stop then makes of them."""
         request_id = item.request.request_id
-        method = self._methods.get(request_id)
+        method, most_levels = self._methods.get(request_id, (None, 0))
         if method is not None and len(item.tree):
-            self._measurements.note_verdict(method, request_id, item.tree, accepted)
+            self._measurements.note_verdict(method, request_id, item.tree, accepted, most_levels)
             self._planner.note_verdict(method, request_id, bool(accepted))
 
     def note_step(self, forward_seconds: float, host_seconds: float) -> None:
@@ -117,6 +118,7 @@ class Drafting:
         self._methods.clear()
         if not scheduler.running:
             return Proposed(num_outgrown, None)
+        self._following.review(scheduler.running)
         batch = batch_of(scheduler)
         offers = self._collect_offers(batch, scheduler)
         wishes = [
@@ -232,13 +234,14 @@ class Drafting:
             limits = (0, 0) if grant is None else (grant.num_nodes, grant.max_depth)
             reads = drafter.needs.hidden_states is not None
             features = self._features.take(request.request_id) if reads else None
-            draft_request = drafter.ask(request, scheduler, limits, features=features)
+            least = 0.0 if grant is None else grant.least
+            draft_request = drafter.ask(request, scheduler, limits, features=features, least=least)
             if draft_request.budget or watches:
                 asked.append((request, draft_request))
         trees = self._call(method, [draft_request for _, draft_request in asked])
         for (request, draft_request), tree in zip(asked, trees, strict=True):
             if draft_request.budget:
-                self._hand_out(request, tree, method)
+                self._hand_out(request, tree, method, min(draft_request.budget, draft_request.max_depth))
         return sum(map(len, trees))
 
     def _watches(self, method: int, request: Request) -> bool:
@@ -250,8 +253,9 @@ class Drafting:
         if drafter.room.has_outgrown(request):
             return False
         is_read = request.num_uncomputed_tokens > 1
-        follows_prompts = drafter.needs.has_cache and is_read and self._planner.follows_prompts(method)
-        return drafter.needs.follows or follows_prompts
+        if drafter.needs.follows:
+            return request.needs_draft_cache
+        return drafter.needs.has_cache and is_read and self._planner.follows_prompts(method)
 
     def _call(self, method: int, requests: Sequence[DraftRequest]) -> Sequence[TokenTree]:
         if not requests:
@@ -261,9 +265,9 @@ class Drafting:
             self._measurements.note_draft(method, called.num_levels, called.num_rows, called.seconds)
         return called.trees
 
-    def _hand_out(self, request: Request, tree: TokenTree, method: int) -> None:
+    def _hand_out(self, request: Request, tree: TokenTree, method: int, most_levels: int = 0) -> None:
         request.draft = tree
-        self._methods[request.request_id] = method
+        self._methods[request.request_id] = (method, most_levels)
 
     def _outcome(self, batch: DraftBatch, planned: PlanOutcome, num_nodes: int) -> PlanOutcome:
         if not batch.load.decoding.requests:

@@ -94,16 +94,16 @@ class EngineCore:
         if len(self.scheduler.waiting) >= self.limits.max_num_queued:
             raise Overloaded(f"{len(self.scheduler.waiting)} requests are waiting already; try again later")
         request = admit(request_id, prompt_token_ids, params, self.limits)
-        request.needs_draft_cache = self._drafting is not None and self._drafting.follows(request)
+        if self._drafting is not None:
+            request.needs_draft_cache = self._drafting.follows(request, self.scheduler)
         if params.constraint is not None:
             request.matcher = matcher or self.limits.grammars.compile(params.constraint)
         self._outputs.add(request_id, request.params, prompt_token_ids)
         self._requests[request_id] = request
-        speculation = request.params.speculation
+        wanted = params.speculation
+        num_predicted = len(wanted.prediction) if wanted.enabled else 0
         self._records[request_id] = RequestRecord(
-            arrival=self._clock(),
-            is_lossless=is_lossless(request.params),
-            num_predicted_tokens=len(speculation.prediction) if speculation.enabled else 0,
+            self._clock(), is_lossless=is_lossless(request.params), num_predicted_tokens=num_predicted
         )
         self.scheduler.add(request)
 

@@ -51,6 +51,8 @@ class TokenTree:
             where nothing knows of tensors).
         probabilities: Per draft node the chance that it stands, where the drafter knows better than averages
             do; falling from node to node. Nothing that decides about the text looks at it.
+        confidences: For chains, per node how sure the draft was of its token, behind those before it; empty
+            where nobody asked. As little looked at.
     """
 
     tokens: tuple[int, ...] = ()
@@ -58,6 +60,7 @@ class TokenTree:
     proposal: Proposal = Proposal.DETERMINISTIC
     distributions: tuple[object, ...] = ()
     probabilities: tuple[float, ...] = field(default=(), compare=False)
+    confidences: tuple[float, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
@@ -93,6 +96,7 @@ class TokenTree:
             self.proposal,
             self.distributions[:num_nodes],
             self.probabilities[:num_nodes],
+            self.confidences[:num_nodes],
         )
 
     @property

@@ -75,6 +75,10 @@ class Int8Linear(nn.Module):
         """See PackedLayer: all the tensors it has, under the names of their attributes."""
         return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
 
+    def movable(self) -> dict[str, torch.Tensor]:
+        """See PackedLayer."""
+        return self.stored()
+
     def extra_repr(self) -> str:
         """The shape, for printing a model."""
         return f"in_features={self.in_features}, out_features={self.out_features}"

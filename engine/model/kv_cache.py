@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.model.pages import empty_in_huge_pages
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -66,7 +68,7 @@ class PagedKVCache:
         # are used.
         shapes = [(layer.num_kv_heads, dim) for layer in layers for dim in (layer.key_dim, layer.value_dim)]
         self._stacks = {
-            shape: torch.empty(count, num_blocks * block_size, *shape, dtype=dtype, device=device)
+            shape: _empty((count, num_blocks * block_size, *shape), dtype, device)
             for shape, count in Counter(shapes).items()
         }
         parts = {shape: iter(stack.unbind()) for shape, stack in self._stacks.items()}
@@ -97,3 +99,9 @@ class PagedKVCache:
         target = torch.tensor(targets, dtype=torch.int64, device=device)
         for stack in self._stacks.values():
             stack.index_copy_(1, target, stack.index_select(1, source))
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return empty_in_huge_pages(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device=device)

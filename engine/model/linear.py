@@ -103,6 +103,10 @@ class PackedLinear(nn.Module):
         weight, bias = torch.ops.quantized.linear_unpack_fp16(self._packed)
         return {"weight": weight.half()} | ({} if bias is None else {"bias": bias})
 
+    def movable(self) -> dict[str, torch.Tensor]:
+        """See PackedLayer: what FBGEMM has packed stays where it is."""
+        return {}
+
     def extra_repr(self) -> str:
         """The shape, for printing a model."""
         return f"in_features={self.in_features}, out_features={self.out_features}"

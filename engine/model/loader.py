@@ -9,6 +9,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -19,9 +20,10 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.cpu_ops.build import CpuOperators, load_operators
 from engine.model.layer_stack import stack_layers
 from engine.model.loaded_model import LoadedModel
-from engine.model.memory import return_freed_memory
 from engine.model.outline import NotStreamable, check_folder, outline
 from engine.model.packed_cache import PackedCache, packed_key
+from engine.model.packing import PackedLayer
+from engine.model.pages import gather, return_freed_memory
 from engine.model.preparation import Recipe, prepare
 from engine.model.quantizing import check_plain, check_quantization, move_quantized
 from engine.model.reading import read_config, read_model, read_skeleton, read_tokenizer
@@ -204,6 +206,7 @@ def _loaded(
     max_model_len: int,
 ) -> LoadedModel:
     module = ready.module
+    gather(cast("PackedLayer", module.get_submodule(path)) for path in ready.recipe.packed)
     if operators is not None and ready.plan.packer is not None:
         stack_layers(module, ready.recipe.layers, operators)
     loaded = LoadedModel(

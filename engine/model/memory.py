@@ -1,7 +1,5 @@
 """How much memory is free, and how many KV blocks that makes."""
 
-import ctypes
-import gc
 import logging
 import os
 import platform
@@ -154,16 +152,6 @@ def linux_available_bytes(root: Path) -> int:
         root: Where proc and sys lie; "/" outside of tests.
     """
     return min(_meminfo_available(root), _cgroup_available(root))
-
-
-def return_freed_memory() -> None:
-    """Gives back to the system what the allocator of the C library keeps of memory that was freed.
-
-    Reading and packing a model goes through many times its size in pieces that glibc would keep for later.
-    """
-    gc.collect()
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _meminfo_available(root: Path) -> int:

@@ -30,6 +30,9 @@ class PackedLayer(Protocol):
     def stored(self) -> dict[str, torch.Tensor]:
         """The tensors that LinearPacker.restore makes an equal layer of."""
 
+    def movable(self) -> dict[str, torch.Tensor]:
+        """Those of its tensors that may lie anywhere in memory, under the names of their attributes."""
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [..., in_features] to float32 [..., out_features]."""
 

@@ -26,7 +26,6 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.cpu_ops.build import CpuOperators
 from engine.model.fusion import FusedPart, fuse_paths, log_fused
 from engine.model.kv_cache import LayerShape
-from engine.model.memory import return_freed_memory
 from engine.model.outline import NotStreamable, Outline
 from engine.model.packing import (
     LinearPacker,
@@ -35,6 +34,7 @@ from engine.model.packing import (
     narrow_embeddings,
     pack_within,
 )
+from engine.model.pages import return_freed_memory
 from engine.model.preparation import Recipe, check_finite, not_finite, probe
 from engine.model.self_check import Trial, check_logits, paged_logits_in_one_pass, run_trial
 from engine.model.weight_type import WeightPlan, unfit_weight

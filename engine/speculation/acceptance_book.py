@@ -98,14 +98,20 @@ class AcceptanceBook:
         self._plans: dict[TreeShape, tuple[tuple[int, int, int], ...]] = {}
         self.num_verdicts = 0
 
-    def note(self, request_id: str, tree: TokenTree, accepted: Sequence[int], step: int) -> None:
+    def note(
+        self, request_id: str, tree: TokenTree, accepted: Sequence[int], step: int, most_levels: int = 0
+    ) -> None:
         """Enters a verdict.
+
+        A chain that was ended for want of confidence did not bring the token it might have had next, so that
+        rates say what a level brings to whoever wishes for it.
 
         Args:
             request_id: Whose tree it was.
             tree: What was checked.
             accepted: The nodes that stand, a path from the root.
             step: Number of the step, for the fading of old tests.
+            most_levels: A chain's, had the draft been sure enough.
         """
         rates = self._rates or self.rates()
         own = self._own.get(request_id)
@@ -113,7 +119,7 @@ class AcceptanceBook:
             own = self._own[request_id] = OwnRate(rates[0][0], rates[0][0])
         num_stood = len(accepted)
         if tree.is_chain:
-            num_tested = min(num_stood + 1, len(tree))
+            num_tested = min(num_stood + 1, max(len(tree), most_levels))
             for depth in range(num_tested):
                 self._count(depth, 1, 0 if depth < num_stood else RANKS)
             own.note(num_tested, num_stood, self._chain, step)

@@ -9,6 +9,7 @@ from engine.speculation.evidence import MeasuredFloor, RowPrice
 from engine.speculation.measurements import Measurements
 from engine.speculation.planner import Allotment, Grant, Load, Offer, Wish
 from engine.speculation.probing import PROBE_NODES, ProbeSchedule, interval
+from engine.speculation.step_cost import StepShape
 
 # What drafts cost is taken to be so many times what it was measured to be: estimates are noisy, and the best
 # of many noisy ones is too good to be true.
@@ -20,6 +21,12 @@ _AMORTISED = 64.0
 # If not even such drafts paid, of one request or of all, more acceptance would not help.
 _OPTIMISTIC = tuple(0.97**depth for depth in range(1, 9))
 _OPTIMISM_STEPS = 8
+# By this factor the odds of a text's drafts may be better than those of all that is known.
+_OPTIMISTIC_ODDS = 2.0
+# Tokens of a request before any was seen.
+_USUAL_CONTEXT = 256
+# Of the tokens behind ones that stand so many stand themselves, where the draft was sure of those.
+_GOES_ON = 0.7
 # Nodes per request among which the cheapest row is sought before anybody has offered any.
 _LOOKED_AHEAD = 8
 
@@ -68,6 +75,7 @@ class AutoPlanner:
         self._known = measurements
         self._probes = [ProbeSchedule() for _ in measurements.methods]
         self._hopeful = [True for _ in measurements.methods]
+        self._context = _USUAL_CONTEXT
         self._asked_hope = [-_OPTIMISM_STEPS for _ in measurements.methods]
 
     def price(self, load: Load) -> RowPrice:
@@ -76,6 +84,7 @@ class AutoPlanner:
 
     def allot(self, load: Load, offers: Sequence[Offer], wishes: Sequence[Sequence[Wish]]) -> Allotment:
         """See Planner."""
+        self._context = load.decoding.context // max(load.decoding.requests, 1)
         most = max(PROBE_NODES, sum(len(offer.probabilities) for offer in offers))
         most += max((sum(wish.num_nodes for wish in own) for own in wishes), default=0)
         plain = self._plain(load, most)
@@ -93,7 +102,11 @@ class AutoPlanner:
                 kept[place] = count
             elif count and best.method is not None:
                 grants[best.method].append(Grant(place, count, best.admission.depth))
-        num_granted = sum(best.admission.counts)
+        if best.method is not None and grants[best.method]:
+            grants[best.method] = self._lengthened(
+                best, grants[best.method], wishes[best.method], plain, load
+            )
+        num_granted = sum(kept.values()) + sum(grant.num_nodes for own in grants for grant in own)
         num_probes = 0
         if load.num_draft_rows >= num_granted + PROBE_NODES * len(wishes):
             served = {grant.place for own in grants for grant in own}
@@ -113,6 +126,21 @@ class AutoPlanner:
     def follows_prompts(self, method: int) -> bool:
         """See Planner. Where drafts do not pay whatever they are worth, their caches catch up later."""
         return self._hopeful[method]
+
+    def follows_texts(self, method: int, num_requests: int) -> bool:
+        """See Planner. Not where even drafts that are somewhat better than the average would not pay."""
+        known = self._known.methods[method]
+        if not self._known.cost.is_measured:
+            return True
+        context = num_requests * self._context
+        shape = StepShape(num_requests, num_requests, context, context)
+        load = Load(shape, shape, num_requests, num_requests)
+        tariff = self._tariff(method, self._plain(load, num_requests))
+        rate = known.book.rates()[0][0]
+        rate = _OPTIMISTIC_ODDS * rate / (1.0 - rate + _OPTIMISTIC_ODDS * rate)
+        # Following costs a row of the method per token of each request, drafted for or not.
+        tariff = replace(tariff, start=tariff.start + tariff.per_row * num_requests)
+        return any(tariff.speed(count * rate, count, 1) > tariff.plain_speed for count in (1, num_requests))
 
     def note_verdict(self, method: int, request_id: str, stood: bool) -> None:
         """See Planner."""
@@ -164,6 +192,34 @@ class AutoPlanner:
             [False] * len(bids) + [True] * len(left),
             method,
         )
+
+    def _lengthened(
+        self, best: _Choice, grants: list[Grant], wishes: Sequence[Wish], plain: Tariff, load: Load
+    ) -> list[Grant]:
+        """Lets chains grow while the draft is sure of them, where the average one pays at all.
+
+        Whether another level pays is known better behind the tokens of this very chain than on average.
+        """
+        assert best.method is not None, "somebody drafts"
+        rooms = {wish.place: min(wish.num_nodes, wish.max_depth) for wish in wishes if wish.ends_early}
+        if not rooms:
+            return grants
+        tariff = self._tariff(best.method, plain)
+        num_nodes = sum(best.admission.counts)
+        row = tariff.rise[num_nodes] / num_nodes + tariff.per_row
+        seconds = tariff.per_pass / len(grants) + row
+        least = min(best.admission.speed * seconds / _GOES_ON, 1.0)
+        spare = load.num_draft_rows - num_nodes
+        longer: list[Grant] = []
+        for grant in grants:
+            if grant.place not in rooms:
+                longer.append(grant)
+                continue
+            more = min(rooms[grant.place] - grant.num_nodes, spare)
+            spare -= more
+            length = grant.num_nodes + more
+            longer.append(Grant(grant.place, length, length, least))
+        return longer
 
     def _add_probe(
         self, method: int, wishes: Sequence[Wish], grants: list[Grant], served: set[int], plain: Tariff

@@ -34,6 +34,8 @@ class Requirements:
         estimates: Its trees say how likely each node is to stand, in `probabilities`, and cost next to
             nothing. So it is asked before it is known how many nodes pay, and its trees are cut afterwards.
         shape: What its trees usually look like, for estimates of how many nodes pay; None is a chain.
+        ends_early: Its chains end where it is not sure enough of them (`DraftRequest.least`), unless their
+            tokens are drawn for a ratio rule.
     """
 
     has_cache: bool = False
@@ -43,6 +45,7 @@ class Requirements:
     hidden_states: HiddenSelection | None = None
     estimates: bool = False
     shape: TreeShape | None = None
+    ends_early: bool = False
 
     @property
     def follows(self) -> bool:
@@ -86,6 +89,7 @@ class DraftRequest:
         budget: Draft nodes wanted at most. 0 while the prompt is being read, and in steps that shall go
             without a draft: nothing to propose, but a cache may follow up to num_computed_tokens.
         max_depth: Levels at most: deeper nodes have no room in the context or in the answer.
+        least: A chain whose chance to stand falls below that is not drafted further.
         price: Whether a node is worth its row, for those who know how likely it is to stand.
         features: Hidden states of the committed positions that the last step computed, up to
             num_computed_tokens; None if nobody asked for them.
@@ -103,6 +107,7 @@ class DraftRequest:
     params: SamplingParams
     budget: int
     max_depth: int = MAX_NODES
+    least: float = 0.0
     price: RowPrice = ALONE
     features: FeatureRows | None = None
     matcher: Matcher | None = None

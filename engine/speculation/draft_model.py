@@ -56,6 +56,7 @@ class DraftModelSpeculator:
             max_model_len=limits.max_model_len,
             branches=grower.branches,
             shape=grower.usual_shape,
+            ends_early=grower.ends_early,
         )
 
     @property

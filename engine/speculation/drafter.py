@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine.acceptance import proposal_for
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.speculation.base import DraftRequest, FeatureRows, ProposalContext, Requirements, Speculator
@@ -62,8 +63,11 @@ class Drafter:
 
     def num_nodes(self, request: Request) -> int:
         """Draft nodes that a request has room for."""
-        is_idle = self.room.has_outgrown(request) or not self.serves(request)
+        is_idle = self.room.has_outgrown(request) or not self.serves(request) or self._lost(request)
         return 0 if is_idle else self.room.node_budget(request)
+
+    def _lost(self, request: Request) -> bool:
+        return self.needs.follows and not request.needs_draft_cache
 
     def wish(self, place: int, request: Request) -> Wish | None:
         """What a decoding request could use; None if there is no room."""
@@ -74,7 +78,10 @@ class Drafter:
         if self.needs.has_cache:
             computed = self.speculator.num_computed_tokens(request.request_id)
             num_behind = request.num_tokens - max(computed, request.num_draft_cached_tokens)
-        return Wish(place, request.request_id, num_nodes, self.room.max_depth(request), num_behind)
+        ends_early = self.needs.ends_early and not proposal_for(request.params, distinct=False).is_drawn
+        return Wish(
+            place, request.request_id, num_nodes, self.room.max_depth(request), num_behind, ends_early
+        )
 
     def ask(
         self,
@@ -83,6 +90,7 @@ class Drafter:
         limits: tuple[int, int],
         price: RowPrice = ALONE,
         features: FeatureRows | None = None,
+        least: float = 0.0,
     ) -> DraftRequest:
         """The request as the speculator sees it, with blocks for its nodes if the pool has some to spare.
 
@@ -92,6 +100,7 @@ class Drafter:
             limits: Nodes and levels at most; no nodes let a cache follow and no more.
             price: What a row costs.
             features: What the last step computed of it, for those who read hidden states.
+            least: Where a chain is to end; see DraftRequest.
         """
         num_nodes, max_depth = limits
         return DraftRequest(
@@ -104,6 +113,7 @@ class Drafter:
             block_table=scheduler.kv.block_table(request),
             params=request.params,
             max_depth=min(max_depth, self.room.max_depth(request)),
+            least=least,
             price=price,
             features=features,
             matcher=request.matcher,

@@ -53,7 +53,11 @@ class EagleSpeculator:
         self._grower = grower
         self._progress: dict[str, HeadProgress] = {}
         self._requirements = Requirements(
-            has_cache=True, branches=grower.branches, hidden_states=hidden_states, shape=grower.usual_shape
+            has_cache=True,
+            branches=grower.branches,
+            hidden_states=hidden_states,
+            shape=grower.usual_shape,
+            ends_early=grower.ends_early,
         )
 
     @property
@@ -126,7 +130,7 @@ class EagleSpeculator:
         drafted = self._runner.draft([motion.slice() for motion in motions], self._take(motions), asked)
         complete = (trees[motion.request.request_id] for motion in motions if motion.is_complete)
         for tree, chain in zip(complete, drafted, strict=True):
-            tree.fill(chain.tokens, chain.distributions)
+            tree.fill(chain)
         self._note_computed(motions)
 
     def _take(self, motions: Sequence[Motion]) -> torch.Tensor:

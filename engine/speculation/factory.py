@@ -23,13 +23,13 @@ from engine.model.loader import LoadedModel, load_causal_lm
 from engine.model.model_runner import ModelRunner
 from engine.model.vocabulary import check_same_vocabulary
 from engine.speculation.base import Speculator
+from engine.speculation.chain_growth import ChainGardener
 from engine.speculation.continuation import GrowthRules
 from engine.speculation.draft_model import DraftLimits, DraftModelSpeculator
 from engine.speculation.drawing import DrawingStyle
 from engine.speculation.eagle import EagleSpeculator
 from engine.speculation.growing import TreeGrower
 from engine.speculation.growth import (
-    ChainGardener,
     DynamicGardener,
     Gardener,
     SequoiaGardener,

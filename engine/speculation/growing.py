@@ -44,6 +44,11 @@ class TreeGrower:
         return self._style.branches
 
     @property
+    def ends_early(self) -> bool:
+        """Whether chains end where the draft is not sure enough of them."""
+        return self._gardener.ends_early
+
+    @property
     def usual_shape(self) -> TreeShape | None:
         """What trees look like, roughly; None for chains."""
         return self._gardener.usual_shape
@@ -60,7 +65,7 @@ class TreeGrower:
             room: Levels that whoever drafts has room for.
         """
         proposal = self._style.proposal(request.params)
-        growth = self._gardener.start(proposal, request.budget, min(request.max_depth, room))
+        growth = self._gardener.start(proposal, request.budget, min(request.max_depth, room), request.least)
         return GrowingTree(request, proposal, growth, self._eos_token_ids)
 
     def draw(self, trees: Sequence[GrowingTree], logits: torch.Tensor, ids: DraftIds | None = None) -> None:

@@ -1,5 +1,6 @@
 """GrowingTree: one request's draft while a draft model grows it, level by level."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from engine.model.input_batch import SequenceSlice
 from engine.sampling.logits import depends_on_ids, truncation
 from engine.sampling.metadata import RowGroup
 from engine.speculation.base import DraftRequest
-from engine.speculation.chain import GREEDY, ChainWish
+from engine.speculation.chain import GREEDY, ChainWish, DraftedChain
 from engine.speculation.drawing import STREAMS, Child, RowWish
 from engine.speculation.growth import Growth
 from engine.token_tree import Proposal, TokenTree
@@ -24,6 +25,7 @@ class _Node:
         parent: Number of the parent in drawn order, 0 for the root.
         depth: Distance from the root.
         log_probability: Of the path, if the growth asked.
+        confidence: How sure the draft was of it, likewise.
         distribution: What it was drawn from, if it was.
         is_end: Whether it ends the answer, so that nothing behind it could be used.
     """
@@ -32,6 +34,7 @@ class _Node:
     parent: int
     depth: int
     log_probability: float
+    confidence: float
     distribution: torch.Tensor | None
     is_end: bool
 
@@ -98,20 +101,21 @@ class GrowingTree:
 
     def chain(self) -> ChainWish | None:
         """What the tree is drawn by in one go: if it is to be a chain, and its rows need no paths."""
-        length = self._growth.chain_length
-        if not length or self.depends_on_ids:
+        plan = self._growth.chain
+        if plan is None or self.depends_on_ids:
             return None
         if self._proposal is Proposal.DETERMINISTIC:
-            return ChainWish(length, GREEDY)
+            return ChainWish(plan, GREEDY)
         stream = STREAMS[self._proposal]
         group = self._group(((),))
-        keys = tuple(group.noise_key(depth, stream) for depth in range(length))
-        return ChainWish(length, truncation(group.params), keys, self._proposal.is_drawn)
+        keys = tuple(group.noise_key(depth, stream) for depth in range(plan.length))
+        return ChainWish(plan, truncation(group.params), keys, self._proposal.is_drawn)
 
-    def fill(self, tokens: Sequence[int], distributions: Sequence[torch.Tensor | None]) -> None:
+    def fill(self, chain: DraftedChain) -> None:
         """Takes a chain that was drafted in one go, up to a token that ends the answer."""
-        for parent, (token, distribution) in enumerate(zip(tokens, distributions, strict=True)):
-            self._enter(parent, 0, Child(token, 0.0, distribution))
+        drafted = zip(chain.tokens, chain.confidences, chain.distributions, strict=True)
+        for parent, (token, confidence, distribution) in enumerate(drafted):
+            self._enter(parent, 0, Child(token, math.log(confidence), distribution))
             if self._nodes[-1].is_end:
                 break
         self._rows = []
@@ -163,6 +167,7 @@ class GrowingTree:
             tuple(number[node.parent] for node in nodes),
             self._proposal,
             distributions,
+            confidences=tuple(node.confidence for node in nodes) if self._growth.needs_probabilities else (),
         )
 
     def _enter(self, parent: int, rank: int, child: Child) -> None:
@@ -173,6 +178,7 @@ class GrowingTree:
                 parent,
                 1 if above is None else above.depth + 1,
                 child.log_probability + (0.0 if above is None else above.log_probability),
+                math.exp(child.log_probability),
                 child.distribution,
                 child.token_id in self._end_token_ids,
             )

@@ -6,6 +6,7 @@ A Gardener lasts as long as the engine; it starts a Growth per request and step,
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from engine.speculation.chain import ChainPlan
 from engine.speculation.rank_rates import RankRates
 from engine.speculation.tree_shape import PRIOR_RATES, TreeShape, likeliest_shape
 from engine.token_tree import Proposal, TokenTree
@@ -24,6 +25,10 @@ class DrawnNode(Protocol):
     def log_probability(self) -> float:
         """Of the path down to it, as the draft model sees it; falls along a path."""
 
+    @property
+    def confidence(self) -> float:
+        """How sure the draft is of the token, behind its parent."""
+
 
 class Growth(Protocol):
     """Decides how one tree grows. Nodes are numbered from 1 in the order they were drawn; 0 is the root."""
@@ -33,8 +38,8 @@ class Growth(Protocol):
         """Whether it looks at what the draft model thinks of each token."""
 
     @property
-    def chain_length(self) -> int | None:
-        """Levels, if it is settled that each node gets one child; otherwise None."""
+    def chain(self) -> ChainPlan | None:
+        """What is settled, if each node is to get one child; otherwise None."""
 
     def width(self, node: int) -> int:
         """How many children to draw for a node that is computed."""
@@ -56,8 +61,15 @@ class Gardener(Protocol):
     def usual_shape(self) -> TreeShape | None:
         """What its trees look like, roughly, for who estimates what they bring; None for chains."""
 
-    def start(self, proposal: Proposal, num_nodes: int, max_depth: int) -> Growth:
-        """How the next tree grows, within `num_nodes` nodes and `max_depth` levels."""
+    @property
+    def ends_early(self) -> bool:
+        """Whether its trees heed `least`."""
+
+    def start(self, proposal: Proposal, num_nodes: int, max_depth: int, least: float = 0.0) -> Growth:
+        """How the next tree grows, within `num_nodes` nodes and `max_depth` levels.
+
+        Who ends early lets nothing grow behind a chance to stand below `least`.
+        """
 
     def note(self, tree: TokenTree, committed: Sequence[int]) -> None:
         """Learns which tokens have come since a tree was proposed."""
@@ -69,7 +81,7 @@ class ShapedGrowth:
     needs_probabilities = False
 
     def __init__(self, shape: TreeShape) -> None:
-        self.chain_length = len(shape) if shape.is_chain else None
+        self.chain = ChainPlan(len(shape)) if shape.is_chain and len(shape) else None
         self._children = shape.children()
         self._numbers = [0]  # Per node in drawn order, its number in the shape.
 
@@ -98,7 +110,7 @@ class LikeliestGrowth:
     """
 
     needs_probabilities = True
-    chain_length = None
+    chain = None
 
     def __init__(self, num_nodes: int, max_depth: int, top_k: int) -> None:
         self._num_nodes = num_nodes
@@ -126,18 +138,10 @@ class LikeliestGrowth:
 
 
 class _Unlearning:
+    ends_early = False
+
     def note(self, tree: TokenTree, committed: Sequence[int]) -> None:
         """There is nothing to learn."""
-
-
-class ChainGardener(_Unlearning):
-    """Chains as long as they may be."""
-
-    usual_shape = None
-
-    def start(self, proposal: Proposal, num_nodes: int, max_depth: int) -> Growth:
-        """See Gardener."""
-        return ShapedGrowth(TreeShape.chain(min(num_nodes, max_depth)))
 
 
 class StaticGardener(_Unlearning):
@@ -151,7 +155,7 @@ class StaticGardener(_Unlearning):
         """See Gardener."""
         return self._shape
 
-    def start(self, proposal: Proposal, num_nodes: int, max_depth: int) -> Growth:
+    def start(self, proposal: Proposal, num_nodes: int, max_depth: int, least: float = 0.0) -> Growth:
         """See Gardener."""
         return ShapedGrowth(self._shape.fitted(num_nodes, max_depth))
 
@@ -177,6 +181,8 @@ class SequoiaGardener:
         make_rates: How acceptance is measured: by rank alone unless said otherwise.
     """
 
+    ends_early = False
+
     def __init__(
         self, max_nodes: int, max_depth: int, make_rates: Callable[[], ShapeRates] = RankRates
     ) -> None:
@@ -191,7 +197,7 @@ class SequoiaGardener:
         """See Gardener."""
         return self._shapes[Proposal.DETERMINISTIC]
 
-    def start(self, proposal: Proposal, num_nodes: int, max_depth: int) -> Growth:
+    def start(self, proposal: Proposal, num_nodes: int, max_depth: int, least: float = 0.0) -> Growth:
         """See Gardener."""
         return ShapedGrowth(self._shapes[proposal].fitted(num_nodes, max_depth))
 
@@ -220,7 +226,7 @@ class DynamicGardener(_Unlearning):
         """See Gardener. Which nodes are the likeliest differs from draft to draft; this is the average's."""
         return likeliest_shape(PRIOR_RATES, self._max_nodes, (self._top_k,) * self._max_depth)
 
-    def start(self, proposal: Proposal, num_nodes: int, max_depth: int) -> Growth:
+    def start(self, proposal: Proposal, num_nodes: int, max_depth: int, least: float = 0.0) -> Growth:
         """See Gardener.
 
         Raises:

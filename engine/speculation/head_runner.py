@@ -13,7 +13,7 @@ from engine.model.kv_cache import PagedKVCache
 from engine.model.recording import Results
 from engine.model.static_batch import LARGEST, StaticBatch
 from engine.model.step_graphs import StepGraphs
-from engine.speculation.chain import ChainWish
+from engine.speculation.chain import ChainWish, DraftedChain
 from engine.speculation.draft_ids import DraftIds
 from engine.speculation.head_stack import HeadStack
 from engine.speculation.heads.eagle import EagleHead
@@ -35,19 +35,6 @@ class HeadOutput:
     carried: torch.Tensor
     logits: torch.Tensor
     ids: DraftIds | None
-
-
-@dataclass(frozen=True, slots=True)
-class DraftedChain:
-    """A chain of drafts.
-
-    Attributes:
-        tokens: Ids of the target.
-        distributions: Per token what it was drawn from, float32 [vocab_size]; None where that was not wanted.
-    """
-
-    tokens: Sequence[int]
-    distributions: Sequence[torch.Tensor | None]
 
 
 class HeadRunner:
@@ -104,7 +91,10 @@ class HeadRunner:
         """
         assert self._stack is not None, "asked before"
         drafted = self._stack.draft(slices, self._head.fuse(features), wishes)
-        return [DraftedChain(tokens, self._distributions(tokens, rows)) for tokens, rows in drafted]
+        return [
+            DraftedChain(tokens, confidences, self._distributions(tokens, rows))
+            for tokens, confidences, rows in drafted
+        ]
 
     def _distributions(
         self, tokens: Sequence[int], rows: torch.Tensor | None

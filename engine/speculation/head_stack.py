@@ -30,8 +30,6 @@ from engine.speculation.target_ends import TargetEnds
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose angles depend on the position alone, and not on the length of the text."""
 
-_FIRST_POSITIONS = 1024
-
 
 @dataclass(frozen=True, slots=True)
 class HeadParts:
@@ -66,7 +64,7 @@ class HeadStack:
         self._parts = parts
         self._cache = cache
         self._operators = operators
-        self._rotation = self._angles(_FIRST_POSITIONS)
+        self._rotation = self._angles(1024)
 
     def run(self, batch: InputBatch, plan: CpuPlan, hidden: torch.Tensor) -> torch.Tensor:
         """A pass over a batch.
@@ -98,7 +96,7 @@ class HeadStack:
 
     def draft(
         self, slices: Sequence[SequenceSlice], hidden: torch.Tensor, wishes: Sequence[ChainWish | None]
-    ) -> list[tuple[list[int], torch.Tensor | None]]:
+    ) -> list[tuple[list[int], list[float], torch.Tensor | None]]:
         """A pass over committed tokens, and the chains of drafts behind them.
 
         Args:
@@ -107,22 +105,22 @@ class HeadStack:
             wishes: Per slice what chain is wanted; None for none. At least one is.
 
         Returns:
-            Per chain its tokens, and if wanted the truncated rows that each was drawn from, float32 [length,
-            rows of the head].
+            Per chain its tokens, how sure the head was of each, and if wanted their truncated rows, float32.
         """
         parts = self._parts
         asked = [wish for wish in wishes if wish is not None]
-        longest = max(wish.length for wish in asked)
+        longest = max(wish.plan.length for wish in asked)
         starts = noise_starts([key for wish in asked for key in wish.padded_keys(longest)], hidden.device)
         wants_rows = any(wish.needs_rows for wish in asked)
         pieces, num_positions = self._lay_out(slices, wishes)
-        tokens, rows = self._operators.draft_chains(
+        tokens, confidences, rows = self._operators.draft_chains(
             hidden[None],
             torch.tensor([token for piece in slices for token in piece.token_ids]),
             pieces,
             torch.tensor([block for piece in slices for block in piece.block_table]),
             self._cache.block_size,
-            torch.tensor([wish.truncation for wish in asked], dtype=torch.float64),
+            torch.tensor([(*wish.truncation, wish.plan.least) for wish in asked], dtype=torch.float64),
+            torch.tensor([wish.plan.chances for wish in asked], dtype=torch.float64),
             starts.view(len(asked), longest),
             self._ids,
             wants_rows,
@@ -134,10 +132,12 @@ class HeadStack:
             self._cache.keys,
             self._cache.values,
         )
-        return [
-            (chain[: wish.length], rows[place, : wish.length] if wish.needs_rows else None)
-            for place, (chain, wish) in enumerate(zip(tokens.tolist(), asked, strict=True))
-        ]
+        chains: list[tuple[list[int], list[float], torch.Tensor | None]] = []
+        for place, wish in enumerate(asked):
+            shares = list(filter(None, confidences[place].tolist()))
+            kept = (place, slice(len(shares)))
+            chains.append((tokens[kept].tolist(), shares, rows[kept] if wish.needs_rows else None))
+        return chains
 
     def _lay_out(
         self, slices: Sequence[SequenceSlice], wishes: Sequence[ChainWish | None]
@@ -146,7 +146,7 @@ class HeadStack:
         pieces: list[tuple[int, int, int, int]] = []
         num_blocks = num_positions = 0
         for piece, wish in zip(slices, wishes, strict=True):
-            length = 0 if wish is None else wish.length
+            length = 0 if wish is None else wish.plan.length
             end = piece.start + len(piece) + max(0, length - 1)
             if end > len(piece.block_table) * self._cache.block_size:
                 raise ValueError(

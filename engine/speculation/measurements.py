@@ -79,13 +79,15 @@ class Measurements:
         amounts = (1.0, float(num_levels), float(num_rows))
         self.methods[method].costs.observe(amounts, seconds, self.cost.unit)
 
-    def note_verdict(self, method: int, request_id: str, tree: TokenTree, accepted: Sequence[int]) -> None:
-        """Enters which nodes of a tree stand."""
+    def note_verdict(
+        self, method: int, request_id: str, tree: TokenTree, accepted: Sequence[int], most_levels: int = 0
+    ) -> None:
+        """Enters which nodes of a tree stand, that might have had so many levels."""
         known = self.methods[method]
         if known.estimates:
             known.note_estimates(sum(tree.probabilities), len(accepted))
         else:
-            known.book.note(request_id, tree, accepted, self.step)
+            known.book.note(request_id, tree, accepted, self.step, most_levels)
 
     def forget(self, request_id: str) -> None:
         """Drops a request that ended."""

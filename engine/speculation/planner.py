@@ -54,6 +54,7 @@ class Wish:
         request_id: Its name.
         num_nodes, max_depth: Room that it has.
         num_behind: Tokens that the method's cache has to catch up with.
+        ends_early: Whether the draft ends where the method is not sure enough of it.
     """
 
     place: int
@@ -61,15 +62,23 @@ class Wish:
     num_nodes: int
     max_depth: int
     num_behind: int = 1
+    ends_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Nodes that a request may draft, and levels."""
+    """Nodes that a request may draft, and levels.
+
+    Attributes:
+        place: Which of the requests it is.
+        num_nodes, max_depth: So many at most.
+        least: Behind a chain that stands with less of a chance another level does not pay.
+    """
 
     place: int
     num_nodes: int
     max_depth: int
+    least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,9 @@ class Planner(Protocol):
     def follows_prompts(self, method: int) -> bool:
         """Whether a method's cache is to follow prompts while they are read."""
 
+    def follows_texts(self, method: int, num_requests: int) -> bool:
+        """Whether a method that has to see whole texts shall follow them, with so many requests at once."""
+
     def note_verdict(self, method: int, request_id: str, stood: bool) -> None:
         """Learns whether a draft's first token stood."""
 
@@ -141,6 +153,10 @@ class FixedPlanner:
         return Allotment(kept, tuple(grants), outcome)
 
     def follows_prompts(self, method: int) -> bool:
+        """See Planner."""
+        return True
+
+    def follows_texts(self, method: int, num_requests: int) -> bool:
         """See Planner."""
         return True
 

@@ -70,11 +70,11 @@ def main() -> None:
         for count in options.concurrency:
             # Other prompts in each round, the same for all ways.
             chosen = list(islice(cycle(prompts), number * count, (number + 1) * count))
-            expected: list[Completion] = []
-            for way, llm in engines.items():
-                answers, seconds = answered(llm, chosen, options)
-                expected = expected or answers
-                enter(figures[way, count], answers, expected, seconds)
+            # Who comes first is another one in each round: it finds the machine rested.
+            order = [*engines][number % len(engines) :] + [*engines][: number % len(engines)]
+            rounds = {way: answered(engines[way], chosen, options) for way in order}
+            for way, (answers, seconds) in rounds.items():
+                enter(figures[way, count], answers, rounds[OFF][0], seconds)
             say(f"round {number + 1}, {count} at once", figures, count)
     report(figures, options.concurrency)
     outcomes(engines[PLANNED])

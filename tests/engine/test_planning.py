@@ -47,7 +47,12 @@ class Whimsical:
             free -= {wish.place for wish in mine}
             grants.append(
                 tuple(
-                    Grant(wish.place, rng.randint(1, wish.num_nodes), rng.randint(1, wish.max_depth))
+                    Grant(
+                        wish.place,
+                        rng.randint(1, wish.num_nodes),
+                        rng.randint(1, wish.max_depth),
+                        rng.random() if wish.ends_early else 0.0,
+                    )
                     for wish in mine
                 )
             )
@@ -56,6 +61,9 @@ class Whimsical:
     def follows_prompts(self, method: int) -> bool:
         return self._rng.random() < 0.5
 
+    def follows_texts(self, method: int, num_requests: int) -> bool:
+        return self._rng.random() < 0.8
+
     def note_verdict(self, method: int, request_id: str, stood: bool) -> None:
         pass
 
@@ -63,6 +71,7 @@ class Whimsical:
 def with_planner(llm: LLM, planner: object) -> LLM:
     assert llm.core._drafting is not None
     llm.core._drafting._planner = planner  # type: ignore[assignment]
+    llm.core._drafting._following._planner = planner  # type: ignore[assignment]
     return llm
 
 
@@ -76,6 +85,8 @@ SETUPS: dict[str, tuple[str, dict[str, Any]]] = {
     "chain": ("draft_model", {}),
     "tree": ("draft_model 3,2,1,1", {}),
     "dynamic": ("draft_model dynamic", {}),
+    "head": ("eagle3", {}),
+    "head's tree": ("eagle 2,2,1", {}),
     "two drafts": ("draft_models 2,1,1", {}),
     "lookup first": ("draft_model", {"lookup": "ngram"}),
     "suffixes first": ("draft_model sequoia", {"lookup": "suffix"}),
@@ -94,7 +105,7 @@ def test_a_planner_that_changes_its_mind_changes_no_text(setup: str) -> None:
     assert_clean(llm)
 
 
-@pytest.mark.parametrize("setup", ["ngram", "chain", "tree", "lookup first"])
+@pytest.mark.parametrize("setup", ["ngram", "chain", "tree", "head", "lookup first"])
 def test_the_automatic_planner_changes_no_text(setup: str) -> None:
     method, more = SETUPS[setup]
     llm = build_llm(method, planner="auto", **more)

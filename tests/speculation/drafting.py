@@ -14,10 +14,11 @@ from engine.model.kv_cache import PagedKVCache
 from engine.model.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
 from engine.speculation.base import DraftRequest, ProposalContext, Speculator
+from engine.speculation.chain_growth import ChainGardener
 from engine.speculation.draft_model import DraftLimits, DraftModelSpeculator
 from engine.speculation.drawing import DrawingStyle
 from engine.speculation.growing import TreeGrower
-from engine.speculation.growth import ChainGardener, Gardener
+from engine.speculation.growth import Gardener
 from engine.token_tree import TokenTree
 from tests.tiny import VOCAB_SIZE
 

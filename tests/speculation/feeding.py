@@ -9,10 +9,11 @@ from transformers import PreTrainedModel
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.kv_cache import LayerShape, PagedKVCache
 from engine.speculation.base import DraftRequest, FeatureRows, ProposalContext, Requirements, Speculator
+from engine.speculation.chain_growth import ChainGardener
 from engine.speculation.drawing import DrawingStyle
 from engine.speculation.eagle import EagleSpeculator
 from engine.speculation.growing import TreeGrower
-from engine.speculation.growth import ChainGardener, Gardener
+from engine.speculation.growth import Gardener
 from engine.speculation.head_progress import BoundaryFeatures
 from engine.speculation.head_runner import HeadRunner
 from engine.speculation.heads.config import EagleFamily, Features

@@ -39,6 +39,15 @@ def test_a_leaf_tests_nothing() -> None:
     assert book.num_verdicts == 4
 
 
+def test_a_level_that_a_draft_was_not_sure_enough_for_brought_nothing() -> None:
+    book = AcceptanceBook()
+    for _ in range(400):
+        book.note("r", TokenTree.chain((1,)), (1,), 0, 4)
+    assert book.rates()[0][0] > 0.9
+    assert book.rates()[1][0] < 0.1
+    assert book.num_verdicts == 800
+
+
 def test_ranks_are_told_apart() -> None:
     book = AcceptanceBook()
     for step in range(400):

@@ -143,6 +143,35 @@ def test_the_cheaper_of_two_equals_drafts() -> None:
     assert (num_nodes(allotment, 0), num_nodes(allotment, 1)) == (0, 4)
 
 
+def test_a_chain_that_ends_early_may_become_as_long_as_there_is_room() -> None:
+    """Though the average one would not pay beyond its first token."""
+    planner = AutoPlanner(known(taught("a", 0.5, 0.004)))
+    [fixed] = planner.allot(load(1), [], [wishes(1, 8)]).grants[0]
+    sure = [replace(wish, ends_early=True) for wish in wishes(1, 8)]
+    [grant] = planner.allot(load(1), [], [sure]).grants[0]
+    assert (fixed.least, grant.num_nodes, grant.max_depth) == (0.0, 8, 8)
+    assert fixed.num_nodes < 8
+    assert 0.05 < grant.least < 1.0
+    # What a level costs is what its last token has to promise.
+    dear = AutoPlanner(known(taught("a", 0.9, 0.02)))
+    assert dear.allot(load(1), [], [sure]).grants[0][0].least > 2 * grant.least
+    together = planner.allot(
+        load(3, num_draft_rows=10), [], [[replace(each, ends_early=True) for each in wishes(3, 8)]]
+    )
+    assert sum(each.num_nodes for each in together.grants[0]) == 10
+
+
+def test_texts_are_followed_as_long_as_drafts_may_pay() -> None:
+    weak = AutoPlanner(known(taught("a", 0.3, 0.004, 0.002)))
+    assert weak.follows_texts(0, 1)
+    assert not weak.follows_texts(0, 32)
+    follows = [weak.follows_texts(0, count) for count in range(1, 33)]
+    assert follows == sorted(follows, reverse=True)
+    strong = AutoPlanner(known(taught("a", 0.95, 0.001), curve=gpu))
+    assert strong.follows_texts(0, 32)
+    assert AutoPlanner(Measurements([taught("a", 0.01, 0.1)])).follows_texts(0, 32), "nothing is measured yet"
+
+
 def test_what_lookups_offer_is_cut_where_it_stops_paying() -> None:
     lookup = MethodMeasurements("ngram", estimates=True)
     offer = Offer(0, 0, (0.95, 0.9, 0.5, 0.02))

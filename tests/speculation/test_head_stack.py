@@ -1,6 +1,9 @@
 """A head as one operator says what its layers say one by one, in passes over trees and in whole chains."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import pytest
@@ -13,7 +16,8 @@ from engine.sampling.logits import process_logits
 from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream, gumbel_noise
 from engine.sampling_params import SamplingParams
-from engine.speculation.chain import GREEDY, ChainWish
+from engine.speculation.chain import GREEDY, ChainPlan, ChainWish
+from engine.speculation.confidence import NUM_BINS, bin_of
 from engine.speculation.head_runner import HeadOutput, HeadRunner
 from engine.speculation.head_stack import stack_head
 from engine.speculation.heads.config import EagleFamily
@@ -76,7 +80,7 @@ def by_levels(
     """Chains drafted a level at a time, with plain torch and no operator that draws."""
     out = runner.absorb(slices, rows)
     tokens: list[list[int]] = [[] for _ in slices]
-    for level in range(max(wish.length for wish in wishes)):
+    for level in range(max(wish.plan.length for wish in wishes)):
         for chain, row, wish in zip(tokens, spread(out), wishes, strict=True):
             chain.append(drawn(row, wish, level))
         pieces = [
@@ -90,7 +94,7 @@ def by_levels(
             for piece, chain in zip(slices, tokens, strict=True)
         ]
         out = runner.extend(pieces, out.carried)
-    return [chain[: wish.length] for chain, wish in zip(tokens, wishes, strict=True)]
+    return [chain[: wish.plan.length] for chain, wish in zip(tokens, wishes, strict=True)]
 
 
 def truncated(rows: torch.Tensor, wish: ChainWish) -> torch.Tensor:
@@ -122,9 +126,9 @@ def keys(length: int, seed: int) -> tuple[NoiseKey, ...]:
 
 
 WISHES = (
-    ChainWish(4, GREEDY),
-    ChainWish(2, (0.9, 0, 0.95, 0.0), keys(2, 1), needs_rows=True),
-    ChainWish(5, (1.3, 20, 1.0, 0.01), keys(5, 2)),
+    ChainWish(ChainPlan(4), GREEDY),
+    ChainWish(ChainPlan(2), (0.9, 0, 0.95, 0.0), keys(2, 1), needs_rows=True),
+    ChainWish(ChainPlan(5), (1.3, 20, 1.0, 0.01), keys(5, 2)),
 )
 
 
@@ -155,6 +159,32 @@ def test_chains_are_those_that_levels_one_by_one_make(family: EagleFamily, optio
     rows = features(head, NUM_TOKENS)
     chains = [chain.tokens for chain in at_once.draft(texts(), rows, WISHES)]
     assert chains == by_levels(layer_by_layer, texts(), rows, WISHES)
+
+
+@torch.inference_mode()
+def test_a_chain_ends_where_its_chance_to_stand_falls_below_the_least() -> None:
+    head = random_eagle(eagle_config("eagle3"), scale=0.5)
+    runner, layer_by_layer = runners(head)
+    rows = features(head, NUM_TOKENS)
+    whole = runner.draft(texts(), rows, WISHES)
+    first = spread(layer_by_layer.absorb(texts(), rows))
+    laws = [
+        row if wish.keys == () else truncated(row[None], wish)[0]
+        for row, wish in zip(first, WISHES, strict=True)
+    ]
+    shares = [float(law.softmax(dim=-1).max()) for law in laws]
+    assert [chain.confidences[0] for chain in whole] == pytest.approx(shares, rel=1e-3)
+    assert [len(chain.confidences) for chain in whole] == [4, 2, 5]
+    # A bin's chance is not its confidence: what counts is what the book says.
+    chances = tuple(0.5 + place / 20 for place in range(NUM_BINS))
+    for least in (0.2, 0.5, 0.7, 1.0):
+        wishes = [replace(wish, plan=ChainPlan(wish.plan.length, least, chances)) for wish in WISHES]
+        for chain, full in zip(runner.draft(texts(), rows, wishes), whole, strict=True):
+            products = list(accumulate((chances[bin_of(each)] for each in full.confidences), mul))
+            ends = [place for place, product in enumerate(products, start=1) if product < least]
+            length = ends[0] if ends else len(full.tokens)
+            assert chain.tokens == full.tokens[:length]
+            assert len(chain.confidences) == len(chain.distributions) == length
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -209,9 +239,9 @@ def test_a_chain_beyond_its_blocks_is_refused() -> None:
     runner, _ = runners(head)
     piece = SequenceSlice(TEXTS[0][1:], 1, [3, 9])
     with torch.inference_mode():
-        runner.draft([piece], features(head, 5), [ChainWish(3, GREEDY)])
+        runner.draft([piece], features(head, 5), [ChainWish(ChainPlan(3), GREEDY)])
         with pytest.raises(ValueError, match="9 slots wanted, but 2 blocks of 4"):
-            runner.draft([piece], features(head, 5), [ChainWish(4, GREEDY)])
+            runner.draft([piece], features(head, 5), [ChainWish(ChainPlan(4), GREEDY)])
 
 
 @pytest.mark.parametrize(

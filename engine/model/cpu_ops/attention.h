@@ -223,8 +223,9 @@ class Worker {
       first = std::min(first, row.first);
       count = std::max(count, row.count);
     }
-    // Behind the committed tokens each draft node has a sequence of its own.
-    const bool has_tree = span.num_slots > span.num_committed;
+    // Behind the committed tokens each node of a draft tree has a sequence of its own; those of a chain see what
+    // tokens of a text do.
+    const bool has_tree = span.num_slots > span.num_committed && !is_line(ancestors, rows.size());
     const int64_t shared = has_tree ? span.num_committed / TILE * TILE : count;
     for (int64_t base = first / TILE * TILE; base < count; base += TILE) {
       if (base < shared) {
@@ -261,6 +262,11 @@ class Worker {
   }
 
  private:
+  // Whether all rows' ancestors are the first nodes of a draft, and none left out.
+  static bool is_line(const int64_t* ancestors, size_t count) {
+    return std::all_of(ancestors, ancestors + count, [](int64_t word) { return (word & (word + 1)) == 0; });
+  }
+
   // The slots of a row's entries base .. base + TILE: committed tokens, then the node's ancestors and itself.
   static int64_t own_slots(const Span& span, const Row& row, int64_t ancestors, int64_t base, int64_t* slots) {
     const int64_t length = std::min(TILE, row.count - base);

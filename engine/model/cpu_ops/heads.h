@@ -120,20 +120,34 @@ struct Layout {
   }
 };
 
+// The share of an entry with the logit `peak`, the row's highest; 0 where that is no number.
+float share(const float* row, int64_t size, float peak) {
+  Lanes sums = {};
+  int64_t entry = 0;
+  for (; entry + WIDTH <= size; entry += WIDTH)
+    for (int64_t i = 0; i < WIDTH; ++i) sums[i] += exp_nonpositive(row[entry + i] - peak);
+  float sum = add_lanes(sums);
+  for (; entry < size; ++entry) sum += exp_nonpositive(row[entry] - peak);
+  return sum >= 1.0f ? 1.0f / sum : 0.0f;
+}
+
 // The token of one row of logits: the likeliest, or with options.temperature the one that comes out ahead under the
-// Gumbel noise that begins at `start`. ids: the target's id of each entry.
-int64_t choose(float* row, int64_t size, const sampling::Truncation& options, uint64_t start, const int64_t* ids) {
-  int64_t best = 0;
+// Gumbel noise that begins at `start`. ids: the target's id of each entry. confidence: the likeliest one's share.
+int64_t choose(float* row, int64_t size, const sampling::Truncation& options, uint64_t start, const int64_t* ids,
+               float& confidence) {
+  const auto id = [&](int64_t entry) { return ids ? ids[entry] : entry; };
   if (options.temperature != 0.0) {
     std::vector<float> scratch;
-    double score;
     sampling::truncate(row, size, options, scratch);
-    sampling::top(row, size, start, 1, &best, &score, ids);
-    return ids ? ids[best] : best;
   }
-  const auto id = [&](int64_t entry) { return ids ? ids[entry] : entry; };
+  int64_t best = 0;
   for (int64_t entry = 1; entry < size; ++entry)
     if (row[entry] > row[best] || (row[entry] == row[best] && id(entry) < id(best))) best = entry;
+  confidence = share(row, size, row[best]);
+  if (options.temperature != 0.0) {
+    double score;
+    sampling::top(row, size, start, 1, &best, &score, ids);
+  }
   return id(best);
 }
 
@@ -156,14 +170,16 @@ at::Tensor run_head(const at::Tensor& hidden, const at::Tensor& ids, const at::T
 // Chains of drafts, greedy or drawn with noise.
 //   hidden: [1, T, size], for each token what takes the place of the hidden state; ids: int64 [T].
 //   pieces: int64 [S, 4]: tokens, place of the first, drafts, where its blocks begin in `blocks`.
-//   options: float64 [C, 4], for the C pieces with drafts, see truncate_rows; without a temperature the likeliest token
-//   is taken. starts: int64 [C, longest chain], where the noise of each draft begins.
-//   draft_ids: the target's id of each output; none where that is its number.
-// Returns tokens, int64 [C, longest chain], of which a piece uses as many as it has drafts, and if wanted the truncated
-// rows they were drawn from, [C, longest chain, outputs].
-std::tuple<at::Tensor, at::Tensor> draft_chains(
+//   options: float64 [C, 5], for the C pieces with drafts, see truncate_rows; without a temperature the likeliest token
+//   is taken. The last one: behind the first draft with which the chance that all stand is below it, a chain ends.
+//   chances: float64 [C, bins], by a draft's confidence the chance that it stands. starts: int64 [C, longest chain],
+//   where the noise of each draft begins. draft_ids: the target's id of each output; none where that is its number.
+// Returns tokens, int64 [C, longest chain]; how sure the head was of each, float32, 0 from a chain's end on; and if wanted
+// the truncated rows they were drawn from, [C, longest chain, outputs].
+std::tuple<at::Tensor, at::Tensor, at::Tensor> draft_chains(
     const at::Tensor& hidden, const at::Tensor& ids, const at::Tensor& pieces, const at::Tensor& blocks,
-    int64_t block_size, const at::Tensor& options, const at::Tensor& starts, const std::optional<at::Tensor>& draft_ids,
+    int64_t block_size, const at::Tensor& options, const at::Tensor& chances, const at::Tensor& starts,
+    const std::optional<at::Tensor>& draft_ids,
     bool wants_rows, const at::Tensor& embeddings, const at::Tensor& cosines, const at::Tensor& sines,
     at::TensorList parameters, at::IntArrayRef sizes, at::ArrayRef<double> factors, at::TensorList key_caches,
     at::TensorList value_caches) {
@@ -187,17 +203,22 @@ std::tuple<at::Tensor, at::Tensor> draft_chains(
   const at::Tensor contexts = tensor_of(context, ids);
   const int64_t count = static_cast<int64_t>(chains.size()), longest = starts.size(1), outputs = sizes[6];
   at::Tensor tokens = at::zeros({count, longest}, ids.options());
+  at::Tensor confidences = at::zeros({count, longest}, hidden.options());
   at::Tensor kept = at::empty({wants_rows ? count : 0, longest, outputs}, hidden.options());
   const auto* choice = options.const_data_ptr<double>();
+  const auto* chance = chances.const_data_ptr<double>();
+  const int64_t num_bins = chances.size(1);
   const auto* noise = starts.const_data_ptr<int64_t>();
   const int64_t* own_ids = draft_ids ? draft_ids->const_data_ptr<int64_t>() : nullptr;
   auto* token_data = tokens.mutable_data_ptr<int64_t>();
+  auto* confidence_data = confidences.mutable_data_ptr<float>();
 
   const auto* id_data = ids.const_data_ptr<int64_t>();
   std::vector<int64_t> texts(id_data, id_data + ids.numel());
   at::Tensor out = head.run(hidden.contiguous(), rows_of(embeddings, texts), rows_of(cosines, layout.positions),
                             rows_of(sines, layout.positions), layout.tables(contexts));
   std::vector<int64_t> live(count);  // The chain of each row.
+  std::vector<double> stands(count, 1.0);
   for (int64_t c = 0; c < count; ++c) live[c] = c;
   for (int64_t level = 0; level < longest && !live.empty(); ++level) {
     auto [logits, carried] = head.score(rows_at(out, ends));
@@ -205,10 +226,10 @@ std::tuple<at::Tensor, at::Tensor> draft_chains(
     const int64_t width = logits.size(2);
     for_pieces(static_cast<int64_t>(live.size()), 1, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        const double* wish = choice + 4 * live[r];
+        const double* wish = choice + 5 * live[r];
         const int64_t place = live[r] * longest + level;
         token_data[place] = choose(rows + r * width, outputs, {wish[0], wish[1], wish[2], wish[3]},
-                                   static_cast<uint64_t>(noise[place]), own_ids);
+                                   static_cast<uint64_t>(noise[place]), own_ids, confidence_data[place]);
         if (wants_rows)
           std::memcpy(kept.mutable_data_ptr<float>() + place * outputs, rows + r * width, outputs * sizeof(float));
       }
@@ -216,12 +237,16 @@ std::tuple<at::Tensor, at::Tensor> draft_chains(
     Layout next;
     std::vector<int64_t> going, parents, drafts;
     for (size_t r = 0; r < live.size(); ++r) {
-      const Piece& piece = chains[live[r]];
-      if (piece.length <= level + 1) continue;
+      const int64_t chain = live[r];
+      const Piece& piece = chains[chain];
+      if (confidence_data[chain * longest + level] == 0.0f) continue;
+      const auto bin = static_cast<int64_t>(confidence_data[chain * longest + level] * num_bins);
+      stands[chain] *= chance[chain * num_bins + std::min(bin, num_bins - 1)];
+      if (piece.length <= level + 1 || stands[chain] < choice[5 * chain + 4]) continue;
       next.add(piece, piece.committed() + level, 1);
-      going.push_back(live[r]);
+      going.push_back(chain);
       parents.push_back(static_cast<int64_t>(r));
-      drafts.push_back(token_data[live[r] * longest + level]);
+      drafts.push_back(token_data[chain * longest + level]);
     }
     live = going;
     if (live.empty()) break;
@@ -230,7 +255,7 @@ std::tuple<at::Tensor, at::Tensor> draft_chains(
     ends.resize(live.size());
     for (size_t r = 0; r < live.size(); ++r) ends[r] = static_cast<int64_t>(r);
   }
-  return {tokens, kept};
+  return {tokens, confidences, kept};
 }
 
 }  // namespace

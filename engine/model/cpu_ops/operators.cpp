@@ -208,10 +208,14 @@ at::Tensor linear_int8(const at::Tensor& x_, const at::Tensor& weights, const at
         const int64_t count = std::min(int8::ROWS, rows - row);
         int8::panel_rows(count, weight_data + panel * padded * int8::PANEL,
                          scale_data + panel * blocks * int8::PANEL, rounded_data + row * padded, blocks, sums);
-        for (int64_t m = 0; m < count; ++m)
-          for (int64_t n = 0; n < width; ++n)
-            out_data[(row + m) * out_features + first + n] =
-                row_scales[row + m] * sums[m * int8::PANEL + n] + bias_data[first + n];
+        for (int64_t m = 0; m < count; ++m) {
+          float* target = out_data + (row + m) * out_features + first;
+          int64_t n = 0;
+          if (width == int8::PANEL)
+            for (; n < width; n += WIDTH)
+              store(target + n, row_scales[row + m] * load(sums + m * int8::PANEL + n) + load(bias_data + first + n));
+          for (; n < width; ++n) target[n] = row_scales[row + m] * sums[m * int8::PANEL + n] + bias_data[first + n];
+        }
       }
     }
   });
@@ -417,9 +421,9 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
       "Tensor slots, Tensor spans, Tensor context, Tensor visible, Tensor ancestors) -> Tensor");
   library.def(
       "draft_chains(Tensor hidden, Tensor ids, Tensor pieces, Tensor blocks, int block_size, Tensor options, "
-      "Tensor starts, Tensor? draft_ids, bool wants_rows, Tensor embeddings, Tensor cosines, Tensor sines, "
-      "Tensor[] parameters, int[] sizes, float[] factors, Tensor(a!)[] key_caches, Tensor(b!)[] value_caches) -> "
-      "(Tensor, Tensor)");
+      "Tensor chances, Tensor starts, Tensor? draft_ids, bool wants_rows, Tensor embeddings, Tensor cosines, "
+      "Tensor sines, Tensor[] parameters, int[] sizes, float[] factors, Tensor(a!)[] key_caches, "
+      "Tensor(b!)[] value_caches) -> (Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
