@@ -73,12 +73,15 @@ def convert_gguf(file: Path, folder: Path) -> None:
 
 def _read_config(source: GgufFile) -> PreTrainedConfig:
     """The config that transformers makes of a file's metadata."""
+    embedding = source.tensors.get("token_embd.weight")
+    size = {} if embedding is None else {"vocab_size": embedding.shape[0]}
     # transformers' reader takes ten seconds for a large vocabulary, of which a config says the size alone.
     with tempfile.TemporaryDirectory() as scratch:
-        source.write_outline(Path(scratch) / source.path.name)
+        added = {} if f"{source.architecture}.vocab_size" in source.fields else size
+        source.write_outline(Path(scratch) / source.path.name, **added)
         config: PreTrainedConfig = AutoConfig.from_pretrained(scratch, gguf_file=source.path.name)
-    if (embedding := source.tensors.get("token_embd.weight")) is not None:
-        config.vocab_size = embedding.shape[0]
+    # Of some architectures transformers counts the tokens, which the outline has none of.
+    config.update(size)
     config.name_or_path = str(source.path.parent)
     # The folder holds plain weights; this would make transformers look for blocks in it.
     if hasattr(config, "quantization_config"):
@@ -166,7 +169,7 @@ def _read_rope(source: GgufFile, config: PreTrainedConfig) -> None:
     rope = config.rope_parameters if hasattr(config, "rope_parameters") else None
     if not rope or rope.get("rope_type", "default") != "default":
         return
-    architecture = source.fields["general.architecture"]
+    architecture = source.architecture
     kind = source.fields.get(f"{architecture}.rope.scaling.type")
     if kind not in (None, "none") or "rope_factors_long.weight" in source.tensors:
         raise StartupError(

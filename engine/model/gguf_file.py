@@ -94,6 +94,11 @@ class GgufFile:
             first = _rounded_up(cursor.position, self._alignment)
             self.tensors = {tensor.name: _placed(tensor, first, len(data)) for tensor in found}
 
+    @property
+    def architecture(self) -> str:
+        """What kind of model it holds, as llama.cpp calls it."""
+        return str(self.fields["general.architecture"])
+
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor's numbers, in memory of their own.
 
@@ -117,16 +122,27 @@ class GgufFile:
                 raise ValueError(f"its tensor {name} is stored as {tensor.kind.name}: {error}") from error
         return result.reshape(tensor.shape)
 
-    def write_outline(self, path: Path) -> None:
-        """Writes a file with this one's metadata, but no vocabulary, and its tensors' names, but no weights.
+    def write_outline(self, path: Path, **added: int) -> None:
+        """Writes a file with this one's metadata, its vocabulary left out, and its tensors' names alone.
 
         Who wants to know of no more reads it in no time.
+
+        Args:
+            path: The file to write.
+            **added: Metadata that this file has not, its names without the architecture in front.
         """
-        names = b"".join(
+        fields = [
+            *self._outline,
+            *(
+                _string(f"{self.architecture}.{key}") + struct.pack("<II", GGUFValueType.UINT32, value)
+                for key, value in added.items()
+            ),
+        ]
+        names = (
             _string(name) + struct.pack("<IQIQ", 1, 1, GGMLQuantizationType.F32, 0) for name in self.tensors
         )
-        counts = struct.pack("<IQQ", _VERSIONS[-1], len(self.tensors), len(self._outline))
-        header = b"".join((_MAGIC, counts, *self._outline, names))
+        counts = struct.pack("<IQQ", _VERSIONS[-1], len(self.tensors), len(fields))
+        header = b"".join((_MAGIC, counts, *fields, *names))
         path.write_bytes(header.ljust(_rounded_up(len(header), self._alignment), b"\0") + bytes(4))
 
     @property

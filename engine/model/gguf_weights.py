@@ -93,7 +93,7 @@ class _Reader:
 
     def __init__(self, source: GgufFile, module: PreTrainedModel) -> None:
         self._source = source
-        kind = TENSOR_PROCESSORS.get(source.fields["general.architecture"], TensorProcessor)
+        kind = TENSOR_PROCESSORS.get(source.architecture, TensorProcessor)
         self._processor = kind(config=module.config.to_dict())
         self._names = get_gguf_hf_weights_map(_Level(module), self._processor)
         self._quantised = any(tensor.kind not in _EXACT_TYPES for tensor in source.tensors.values())

@@ -3,6 +3,7 @@
 import logging
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from engine.model.gguf import convert_gguf
 from engine.model.gguf_file import GgufFile
 from tests.model.gguf_files import NUM_PADDED, source_model, write_gguf, write_model
 
-COMMON = {
+COMMON: dict[str, Any] = {
     "vocab_size": NUM_PADDED,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -27,7 +28,7 @@ COMMON = {
     "head_dim": 8,
     "max_position_embeddings": 512,
 }
-MODELS = {
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", COMMON),
     "qwen2": ("qwen2", COMMON),
     # What transformers leaves in a file's metadata has to be as it is by default.
