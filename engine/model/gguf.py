@@ -1,7 +1,7 @@
 """GGUF files become Hugging Face folders, once: weights dequantised, the tokenizer rebuilt and checked.
 
-transformers reads the tensors. What it leaves out of a file's metadata is mended here, or the file is
-refused, since a model that is a little wrong looks like a bad model:
+transformers says what the metadata and the tensors mean. What it leaves out of a file's metadata is mended
+here, or the file is refused, since a model that is a little wrong looks like a bad model:
 
 - how text is split before the merges apply (tokenizer.ggml.pre),
 - ids that only pad the vocabulary,
@@ -11,27 +11,27 @@ refused, since a model that is a little wrong looks like a bad model:
 import json
 import logging
 import math
+import tempfile
 from pathlib import Path
 
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, TokenType
+from gguf import TokenType
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import (
+    TOKENIZER_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
 from engine.errors import StartupError
+from engine.model.gguf_file import GgufFile
+from engine.model.gguf_weights import write_weights
 from engine.model.support import check_config
 
 logger = logging.getLogger(__name__)
-
-_EXACT_TYPES = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 _SINGLE_DIGITS = frozenset(
     {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
@@ -44,8 +44,8 @@ _GPT2_SPLIT = frozenset({"gpt-2", "phi-2", "jina-es", "jina-de", "mpt", "olmo", 
 def convert_gguf(file: Path, folder: Path) -> None:
     """Writes the model in a GGUF file as a Hugging Face folder.
 
-    Quantised matrices are stored as float16, which rounds them by at most 1/2048 of their value, far below
-    their own quantisation step; everything else is stored exactly.
+    Its weights are read, converted and written one after the other. Quantised matrices are stored as float16,
+    everything else exactly.
 
     Args:
         file: The GGUF file.
@@ -55,74 +55,64 @@ def convert_gguf(file: Path, folder: Path) -> None:
         ModelNotSupported: The architecture cannot be paged.
         StartupError: The file cannot be read, or means something that would be lost.
     """
-    logger.info("converting %s; this happens once and takes a minute or so per GB", file)
+    logger.info("converting %s; this happens once", file)
     try:
-        reader = GGUFReader(file)
-        config: PreTrainedConfig = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+        source = GgufFile(file)
+        config = _read_config(source)
     except (ValueError, OSError, KeyError, IndexError, NotImplementedError) as error:
         raise StartupError(f"{file} cannot be read as a GGUF model: {error}") from error
-    _drop_quantisation(config)
     check_config(config)
-    _read_rope(reader, config, file)
-    tokenizer = _convert_tokenizer(reader, file)
+    _read_rope(source, config)
+    tokenizer = _convert_tokenizer(source, config)
+    tokenizer.save_pretrained(folder)
     config.eos_token_id = tokenizer.eos_token_id
     config.bos_token_id = tokenizer.bos_token_id
-    config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    _save_weights(reader, file, config, folder)
+    module = _save_config(config, folder)
+    write_weights(source, module, folder)
 
 
-def _drop_quantisation(config: PreTrainedConfig) -> None:
+def _read_config(source: GgufFile) -> PreTrainedConfig:
+    """The config that transformers makes of a file's metadata."""
+    embedding = source.tensors.get("token_embd.weight")
+    size = {} if embedding is None else {"vocab_size": embedding.shape[0]}
+    # transformers' reader takes ten seconds for a large vocabulary, of which a config says the size alone.
+    with tempfile.TemporaryDirectory() as scratch:
+        added = {} if f"{source.architecture}.vocab_size" in source.fields else size
+        source.write_outline(Path(scratch) / source.path.name, **added)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(scratch, gguf_file=source.path.name)
+    # Of some architectures transformers counts the tokens, which the outline has none of.
+    config.update(size)
+    config.name_or_path = str(source.path.parent)
     # The folder holds plain weights; this would make transformers look for blocks in it.
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    return config
 
 
-def _save_weights(reader: GGUFReader, file: Path, config: PreTrainedConfig, folder: Path) -> None:
-    module, report = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True
-    )
-    if missing := sorted(report["missing_keys"]):
-        raise StartupError(f"{file} lacks the weights {', '.join(missing[:5])} ({len(missing)} in all)")
-    quantised = any(tensor.tensor_type not in _EXACT_TYPES for tensor in reader.tensors)
-    # A head tied to the embedding is the same memory under two names; it must stay one tensor.
-    narrowed: dict[int, torch.Tensor] = {}
-    weights = {
-        name: narrowed.setdefault(tensor.data_ptr(), _narrowed(tensor, quantised))
-        for name, tensor in module.state_dict().items()
-    }
-    _mark_plain(module, config)
-    module.save_pretrained(folder, state_dict=weights)
-
-
-def _mark_plain(module: PreTrainedModel, config: PreTrainedConfig) -> None:
-    """Lets transformers save a model that it read from a GGUF file; its weights are plain by now."""
-    module.hf_quantizer = None
-    module.config = config
+def _save_config(config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
+    """Writes what describes the model, and returns the model, its weights on the meta device."""
+    with torch.device("meta"):
+        module: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    config.architectures = [type(module).__name__]
+    config.save_pretrained(folder)
     if module.generation_config is not None:
-        module.generation_config.eos_token_id = config.eos_token_id
-        module.generation_config.bos_token_id = config.bos_token_id
+        module.generation_config.save_pretrained(folder)
+    return module
 
 
-def _narrowed(tensor: torch.Tensor, quantised: bool) -> torch.Tensor:
-    """The smallest type that holds the tensor exactly, or float16 for a matrix out of a quantised file."""
-    for dtype in (torch.bfloat16, torch.float16):
-        if torch.equal(tensor.to(dtype).float(), tensor):
-            return tensor.to(dtype)
-    if quantised and tensor.ndim > 1 and tensor.abs().max() <= torch.finfo(torch.float16).max:
-        return tensor.half()
-    return tensor
-
-
-def _convert_tokenizer(reader: GGUFReader, file: Path) -> PreTrainedTokenizerFast:
+def _convert_tokenizer(source: GgufFile, config: PreTrainedConfig) -> PreTrainedTokenizerFast:
+    # The one that AutoTokenizer would choose, after it has read the config once more.
+    kind = TOKENIZER_MAPPING.get(type(config), PreTrainedTokenizerFast)
+    if not issubclass(kind, PreTrainedTokenizerFast):
+        kind = PreTrainedTokenizerFast
     try:
-        read: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        read = kind.from_pretrained(source.path.parent, gguf_file=source.path.name)
     except (ValueError, OSError, KeyError, NotImplementedError) as error:
-        raise StartupError(f"the tokenizer of {file} cannot be rebuilt: {error}") from error
+        raise StartupError(f"the tokenizer of {source.path} cannot be rebuilt: {error}") from error
     backend: Tokenizer = read.backend_tokenizer
-    if _field(reader, "tokenizer.ggml.model") == "gpt2":
-        _set_splitting(backend, str(_field(reader, "tokenizer.ggml.pre") or "default"), file)
-    size = _vocab_size(reader)
+    if source.fields.get("tokenizer.ggml.model") == "gpt2":
+        _set_splitting(backend, str(source.fields.get("tokenizer.ggml.pre") or "default"), source.path)
+    size = _vocab_size(source)
     special = {
         name: token
         for name in ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -154,12 +144,11 @@ def _set_splitting(backend: Tokenizer, pre: str, file: Path) -> None:
         )
 
 
-def _vocab_size(reader: GGUFReader) -> int:
+def _vocab_size(source: GgufFile) -> int:
     """Ids of the file that stand for something; the ones behind them only round the vocabulary's size up."""
-    tokens = reader.fields["tokenizer.ggml.tokens"]
-    types = _field(reader, "tokenizer.ggml.token_type")
+    types = source.fields.get("tokenizer.ggml.token_type")
     if not isinstance(types, list):
-        return len(tokens.data)
+        return len(source.fields["tokenizer.ggml.tokens"])
     return max(index for index, kind in enumerate(types) if kind != TokenType.UNUSED) + 1
 
 
@@ -175,23 +164,22 @@ def _cut(backend: Tokenizer, size: int) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(description))
 
 
-def _read_rope(reader: GGUFReader, config: PreTrainedConfig, file: Path) -> None:
+def _read_rope(source: GgufFile, config: PreTrainedConfig) -> None:
     """Takes over rotary scaling that transformers leaves in the file, or refuses the file."""
     rope = config.rope_parameters if hasattr(config, "rope_parameters") else None
     if not rope or rope.get("rope_type", "default") != "default":
         return
-    architecture = _field(reader, "general.architecture")
-    kind = _field(reader, f"{architecture}.rope.scaling.type")
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    if kind not in (None, "none") or "rope_factors_long.weight" in tensors:
+    architecture = source.architecture
+    kind = source.fields.get(f"{architecture}.rope.scaling.type")
+    if kind not in (None, "none") or "rope_factors_long.weight" in source.tensors:
         raise StartupError(
-            f"{file} scales its rotary positions ({kind or 'longrope'}), which is not read from GGUF files "
-            f"of the architecture {architecture!r}: use the model's Hugging Face checkpoint"
+            f"{source.path} scales its rotary positions ({kind or 'longrope'}), which is not read from GGUF "
+            f"files of the architecture {architecture!r}: use the model's Hugging Face checkpoint"
         )
-    if (factors := tensors.get("rope_freqs.weight")) is not None:
-        divisors = torch.tensor(factors.data).float().flatten()
+    if "rope_freqs.weight" in source.tensors:
+        divisors = torch.from_numpy(source.read("rope_freqs.weight")).flatten()
         if bool((divisors != 1).any()):
-            config.rope_parameters = _llama3_rope(divisors, dict(rope), file)
+            config.rope_parameters = _llama3_rope(divisors, dict(rope), source.path)
 
 
 def _llama3_rope(divisors: torch.Tensor, rope: dict[str, object], file: Path) -> dict[str, object]:
@@ -219,8 +207,3 @@ def _llama3_rope(divisors: torch.Tensor, rope: dict[str, object], file: Path) ->
             "Face checkpoint"
         )
     return {**rope, **found}
-
-
-def _field(reader: GGUFReader, name: str) -> object:
-    field = reader.get_field(name)
-    return None if field is None else field.contents()

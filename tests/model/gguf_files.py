@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, TokenType, get_tensor_name_map
 from gguf.quants import quantize
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from tests.tiny import CHAT_TEMPLATE, byte_tokenizer, tiny_model
 
@@ -17,21 +18,6 @@ SPECIAL = ("<bos>", "<eos>", "<|im_end|>")
 NUM_TOKENS = 256 + len(MERGED) + len(SPECIAL)
 NUM_PADDED = NUM_TOKENS + 3
 EOS_ID = 256 + len(MERGED) + 1
-
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
 def source_model(arch: str) -> PreTrainedModel:
@@ -58,31 +44,76 @@ def write_gguf(
 ) -> Path:
     """Writes `source_model(arch)` and a byte-level tokenizer whose last ids are padding."""
     module = source_model(arch)
-    config = module.config
-    writer = GGUFWriter(path, arch)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(theta)
-    writer.add_rope_dimension_count(8)
-    writer.add_vocab_size(NUM_PADDED)
+    writer = _begin(path, arch, module, pre=pre, theta=theta)
     if rope_scaling is not None:
         writer.add_string(f"{arch}.rope.scaling.type", rope_scaling)
-    _add_tokenizer(writer, pre)
     for name, tensor in _tensors(module, arch):
-        if name == leave_out:
-            continue
-        data = tensor.numpy()
-        if tensor.ndim > 1 and quantisation != GGMLQuantizationType.F32:
-            writer.add_tensor(name, quantize(data, quantisation), raw_dtype=quantisation)
-        else:
-            writer.add_tensor(name, data)
+        if name != leave_out:
+            _add_tensor(writer, name, tensor, quantisation)
     if rope_divisors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(rope_divisors, dtype=np.float32))
+    return _end(writer, path)
+
+
+def write_model(
+    path: Path,
+    arch: str,
+    module: PreTrainedModel,
+    quantisation: GGMLQuantizationType = GGMLQuantizationType.F32,
+) -> Path:
+    """Writes any model under llama.cpp's names and in its shapes, but nothing added to its norms.
+
+    Args:
+        path: The file.
+        arch: Its architecture as GGUF files have it.
+        module: Where the weights come from.
+        quantisation: How matrices are stored.
+    """
+    writer = _begin(path, arch, module)
+    writer.add_pad_token_id(EOS_ID)
+    for name, tensor in _tensors(module, arch):
+        _add_tensor(writer, name, tensor, quantisation)
+    return _end(writer, path)
+
+
+def _begin(
+    path: Path, arch: str, module: PreTrainedModel, *, pre: str = "smollm", theta: float = 10000.0
+) -> GGUFWriter:
+    config = module.config.to_dict()
+    config |= {name: config[given] for name, given in module.config.attribute_map.items() if given in config}
+    writer = GGUFWriter(path, arch)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config.get("intermediate_size") or 4 * config["hidden_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config.get("num_key_value_heads", config["num_attention_heads"]))
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-5))
+    writer.add_layer_norm_eps(config.get("layer_norm_epsilon", 1e-5))
+    writer.add_rope_freq_base(theta)
+    writer.add_rope_dimension_count(8)
+    writer.add_key_length(8)
+    writer.add_value_length(8)
+    writer.add_vocab_size(NUM_PADDED)
+    if experts := config.get("num_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    _add_tokenizer(writer, pre)
+    return writer
+
+
+def _add_tensor(
+    writer: GGUFWriter, name: str, tensor: torch.Tensor, quantisation: GGMLQuantizationType
+) -> None:
+    data = tensor.numpy()
+    if tensor.ndim > 1 and quantisation != GGMLQuantizationType.F32:
+        writer.add_tensor(name, quantize(data, quantisation), raw_dtype=quantisation)
+    else:
+        writer.add_tensor(name, np.ascontiguousarray(data))
+
+
+def _end(writer: GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -108,15 +139,27 @@ def _add_tokenizer(writer: GGUFWriter, pre: str) -> None:
 
 def _tensors(module: PreTrainedModel, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
     config = module.config
+    [known] = [key for key, name in MODEL_ARCH_NAMES.items() if name == arch]
+    names = get_tensor_name_map(known, config.num_hidden_layers)
+    tied = module.all_tied_weights_keys
     for name, tensor in module.state_dict().items():
+        if name in tied:
+            continue
         stem, _, kind = name.rpartition(".")
-        block = ""
-        if stem.startswith("model.layers."):
-            _, _, index, stem = stem.split(".", 3)
-            block = f"blk.{index}."
-        if arch == "llama" and stem.endswith(("q_proj", "k_proj")):
+        if kind == "gate_up_proj":
+            gate, up = tensor.chunk(2, dim=1)
+            yield f"{names.get_name(f'{stem}.gate_proj')}.weight", gate
+            yield f"{names.get_name(f'{stem}.up_proj')}.weight", up
+        elif kind == "down_proj":
+            yield f"{names.get_name(name)}.weight", tensor
+        elif arch == "llama" and stem.endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if "q_proj" in stem else config.num_key_value_heads
             # llama.cpp rotates neighbouring pairs, transformers the two halves of a head.
             halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, tensor.shape[1])
-            tensor = halves.swapaxes(1, 2).reshape(tensor.shape).contiguous()
-        yield f"{block}{_NAMES[stem]}.{kind}", tensor
+            yield f"{names.get_name(stem)}.{kind}", halves.swapaxes(1, 2).reshape(tensor.shape)
+        elif isinstance(module.get_submodule(stem), Conv1D) and tensor.ndim > 1:
+            yield f"{names.get_name(stem)}.{kind}", tensor.T
+        elif stem.endswith("shared_expert_gate"):
+            yield f"{names.get_name(stem)}.{kind}", tensor[0]
+        else:
+            yield f"{names.get_name(stem)}.{kind}", tensor

@@ -38,13 +38,11 @@ _FLAGS = (
     "-O3",
     "-std=c++20",
     "-fPIC",
-    "-fopenmp",
     "-pthread",
     # Not -ffast-math: sums must keep their order, and not-a-number must stay what it is.
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=fast",
-    "-DAT_PARALLEL_OPENMP=1",
     f"-DOUTRIDER_NAMESPACE={_NAMESPACE}",
 )
 # Levels of the x86-64 ABI, not -march=native: the same key then means the same library on every machine.
@@ -154,7 +152,6 @@ def _compile(library: Path, flags: tuple[str, ...]) -> None:
     headers = (torch_folder / "include", torch_folder / "include/torch/csrc/api/include")
     includes = [f"-I{folder}" for folder in headers]
     _run([*compiler, *flags, *includes, "-c", str(here / "operators.cpp"), "-o", str(compiled)])
-    # Linked without -fopenmp: it then takes the OpenMP that torch has loaded, and shares its threads.
     libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
     _run([*compiler, "-shared", str(compiled), *libraries, "-o", str(library)])
     compiled.unlink()
