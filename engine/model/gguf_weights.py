@@ -26,7 +26,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from engine.errors import StartupError
 from engine.model.gguf_file import GgufFile
-from engine.model.memory import return_freed_memory
+from engine.model.pages import return_freed_memory
 
 logger = logging.getLogger(__name__)
 
