@@ -25,6 +25,7 @@ from engine.model.packed_cache import PackedCache, packed_key
 from engine.model.preparation import Recipe, prepare
 from engine.model.reading import read_config, read_model, read_skeleton, read_tokenizer
 from engine.model.sources import ModelSources
+from engine.model.straight_pass import straighten
 from engine.model.streaming import prepare_by_parts, probe_bare
 from engine.model.support import check_class, check_config, context_limit
 from engine.model.tensor_file import DamagedFile
@@ -196,7 +197,8 @@ def _loaded(
 ) -> LoadedModel:
     module = ready.module
     if operators is not None and ready.plan.packer is not None:
-        stack_layers(module, ready.recipe.layers, operators)
+        if stack_layers(module, ready.recipe.layers, operators):
+            straighten(module, ready.recipe.layers, operators)
     loaded = LoadedModel(
         name=name,
         module=module,
