@@ -196,14 +196,14 @@ def _loaded(
     max_model_len: int,
 ) -> LoadedModel:
     module = ready.module
-    if operators is not None and ready.plan.packer is not None:
-        if stack_layers(module, ready.recipe.layers, operators):
-            straighten(module, ready.recipe.layers, operators)
+    shapes = ready.recipe.layers
+    if operators is not None and ready.plan.packer is not None and stack_layers(module, shapes, operators):
+        straighten(module, shapes, operators)
     loaded = LoadedModel(
         name=name,
         module=module,
         tokenizer=tokenizer,
-        layers=ready.recipe.layers,
+        layers=shapes,
         vocab_size=sampled_vocab_size(module, tokenizer),
         max_model_len=max_model_len,
         eos_token_ids=end_token_ids(module, tokenizer),

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from engine.sampling.choosing import choose_tokens
 from engine.sampling.logits import process_logits
 from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream
-from engine.sampling.sampler import choose_tokens
 from engine.sampling_params import SamplingParams
 from tests.operators import need_operators
 
