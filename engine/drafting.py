@@ -49,6 +49,9 @@ class Drafting:
         measurements: What the planner goes by; it knows the same methods in the same order.
         predictions: The one of the speculators that follows requests' predictions; None ignores them.
         clock: Seconds, monotonic.
+
+    Attributes:
+        hidden_states: What the speculators read of the target; only a head does, and there is one at most.
     """
 
     def __init__(
@@ -72,12 +75,8 @@ class Drafting:
         self._timed: tuple[float | None, float] = (None, 0.0)
         self._features = StepFeatures()
         self._following = Following(self._drafters, planner)
-
-    @property
-    def hidden_states(self) -> HiddenSelection | None:
-        """What the speculators read of the target; only a head does, and there is one at most."""
         wanted = (drafter.needs.hidden_states for drafter in self._drafters)
-        return next((selection for selection in wanted if selection is not None), None)
+        self.hidden_states: HiddenSelection | None = next(filter(None, wanted), None)
 
     def follows(self, request: Request, scheduler: Scheduler) -> bool:
         """Whether a speculator is to see every position of a new request, so that none may be skipped."""

@@ -200,10 +200,7 @@ class EngineCore:
         """The verdict on each item; None where the last committed token is not computed yet."""
         self.timer.enter(StepPart.SAMPLE)
         tasks, wanted = self._rows.tasks(plan, rows)
-        verdicts: list[SampledRun] = []
-        if tasks:
-            verdicts = self._sampler(rows if len(rows) == sum(map(len, wanted)) else torch.cat(wanted), tasks)
-        remaining = iter(verdicts)
+        remaining = iter(self._sampler(wanted, tasks) if tasks else ())
         return [next(remaining) if item.reaches_end else None for item in plan.scheduled]
 
     def _commit(self, item: ScheduledRequest, sampled: SampledRun | None) -> RequestOutput | None:
@@ -258,7 +255,8 @@ class EngineCore:
     def _enter(self, item: ScheduledRequest, run: Sequence[int], accepted: Sequence[int]) -> None:
         """Bookkeeping of the tokens that stand, `accepted` being the nodes among them."""
         self.timer.enter(StepPart.COMMIT)
-        self._runner.cache.move(*self.scheduler.kv.moves(item.request, accepted))
+        if accepted:
+            self._runner.cache.move(*self.scheduler.kv.moves(item.request, accepted))
         if self._drafting is not None:
             self._drafting.note_commit(item, accepted)
         self.scheduler.update(item, run, len(accepted))

@@ -7,6 +7,7 @@ from engine.core.scheduler import SchedulerOutput
 from engine.model.input_batch import SequenceSlice
 from engine.prompt_logprobs import PromptLogprobs
 from engine.sampling.sampler import SamplingTask
+from engine.sampling.uploading import upload
 
 
 class StepRows:
@@ -37,9 +38,7 @@ class StepRows:
             slices.append(SequenceSlice(tokens, start, self._kv.block_table(request), item.tree, rows))
         return slices
 
-    def tasks(
-        self, plan: SchedulerOutput, rows: torch.Tensor
-    ) -> tuple[list[SamplingTask], list[torch.Tensor]]:
+    def tasks(self, plan: SchedulerOutput, rows: torch.Tensor) -> tuple[list[SamplingTask], torch.Tensor]:
         """What is to be sampled, for those that have come to their last token, and from which rows.
 
         Args:
@@ -47,7 +46,7 @@ class StepRows:
             rows: [num_rows, vocab_size], those of each item in the plan's order.
         """
         tasks: list[SamplingTask] = []
-        wanted: list[torch.Tensor] = []
+        wanted: list[int] = []
         place = 0
         for item in plan.scheduled:
             request = item.request
@@ -55,10 +54,12 @@ class StepRows:
                 self._prompt_logprobs.collect(item, rows[place : place + item.num_tokens])
                 place += item.num_tokens - item.reaches_end
             if item.reaches_end:
-                wanted.append(rows[place : place + 1 + len(item.tree)])
-                place += 1 + len(item.tree)
+                begin, place = place, place + 1 + len(item.tree)
+                wanted.extend(range(begin, place))
                 known = (request.token_ids, request.num_prompt_tokens)
                 tasks.append(
                     SamplingTask(request.params, *known, item.tree, self._eos_token_ids, request.matcher)
                 )
-        return tasks, wanted
+        if len(wanted) == len(rows):
+            return tasks, rows
+        return tasks, rows.index_select(0, upload(wanted, torch.int64, rows.device))

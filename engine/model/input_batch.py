@@ -99,29 +99,25 @@ class InputBatch:
     def build(cls, slices: Sequence[SequenceSlice], block_size: int, device: torch.device) -> "InputBatch":
         """Lays the slices out flat. Reads them only; nothing is written back."""
         flat = _FlatTokens()
-        spans: list[SequenceSpan] = []
-        context_slots: list[torch.Tensor] = []
-        context_positions: list[torch.Tensor] = []
-        rows: list[int] = []
-        for piece in slices:
-            span = _append(flat, piece, block_size)
-            spans.append(span)
-            rows.extend(range(span.end - piece.rows, span.end))
-            slots = _slots_of(piece.block_table, piece.first_slot + span.num_slots, block_size, device)
-            context_slots.append(slots[piece.first_slot :])
-            positions = torch.arange(span.num_slots, dtype=torch.int64)
-            if span.has_tree:
-                depths = torch.tensor(piece.tree.depths()[1:], dtype=torch.int64)
-                positions[span.num_committed :] = span.num_committed - 1 + depths
-            context_positions.append(positions.to(device))
+        spans = [_append(flat, piece, block_size) for piece in slices]
+        rows = [
+            row
+            for piece, span in zip(slices, spans, strict=True)
+            for row in range(span.end - piece.rows, span.end)
+        ]
+        columns = (flat.input_ids, flat.positions, flat.slots, flat.visible, flat.ancestors)
+        input_ids, positions, slots, visible, ancestors = torch.tensor(
+            columns, dtype=torch.int64, device=device
+        ).unbind()
+        context_slots, context_positions = _context(slices, spans, block_size, device)
         return cls(
-            input_ids=torch.tensor(flat.input_ids, dtype=torch.int64, device=device),
-            positions=torch.tensor(flat.positions, dtype=torch.int64, device=device),
-            slots=torch.tensor(flat.slots, dtype=torch.int64, device=device),
-            visible=torch.tensor(flat.visible, dtype=torch.int64, device=device),
-            ancestors=torch.tensor(flat.ancestors, dtype=torch.int64, device=device),
-            context_slots=tuple(context_slots),
-            context_positions=tuple(context_positions),
+            input_ids=input_ids,
+            positions=positions,
+            slots=slots,
+            visible=visible,
+            ancestors=ancestors,
+            context_slots=context_slots,
+            context_positions=context_positions,
             spans=tuple(spans),
             logits_rows=torch.tensor(rows, dtype=torch.int64, device=device),
         )
@@ -174,24 +170,41 @@ def _append(flat: _FlatTokens, piece: SequenceSlice, block_size: int) -> Sequenc
         raise ValueError(
             f"{cached} nodes cannot be cached before the {len(piece.token_ids)} tokens above them"
         )
+    has_tree = len(piece.tree) > 0
     flat.input_ids.extend(piece.token_ids)
-    flat.input_ids.extend(piece.tree.tokens[cached:])
     flat.positions.extend(range(piece.start, num_committed))
-    flat.positions.extend(num_committed - 1 + depth for depth in piece.tree.depths()[1 + cached :])
+    flat.visible.extend(range(piece.start + 1, num_committed + 1))
+    flat.ancestors.extend([0] * len(piece.token_ids))
+    if has_tree:
+        flat.input_ids.extend(piece.tree.tokens[cached:])
+        flat.positions.extend(num_committed - 1 + depth for depth in piece.tree.depths()[1 + cached :])
+        flat.visible.extend([num_committed] * (len(piece.tree) - cached))
+        flat.ancestors.extend(piece.tree.ancestor_words()[1 + cached :])
     flat.slots.extend(
         piece.block_table[index // block_size] * block_size + index % block_size
         for index in range(piece.first_slot + piece.start + cached, end)
     )
-    flat.visible.extend(range(piece.start + 1, num_committed + 1))
-    flat.visible.extend([num_committed] * (len(piece.tree) - cached))
-    flat.ancestors.extend([0] * len(piece.token_ids))
-    flat.ancestors.extend(piece.tree.ancestor_words()[1 + cached :])
-    return SequenceSpan(begin, len(flat.input_ids), num_committed, num_slots, bool(len(piece.tree)))
+    return SequenceSpan(begin, len(flat.input_ids), num_committed, num_slots, has_tree)
 
 
-def _slots_of(
-    block_table: Sequence[int], num_slots: int, block_size: int, device: torch.device
-) -> torch.Tensor:
-    blocks = torch.tensor(block_table, dtype=torch.int64, device=device)
-    offsets = torch.arange(block_size, dtype=torch.int64, device=device)
-    return (blocks[:, None] * block_size + offsets).flatten()[:num_slots]
+def _context(
+    slices: Sequence[SequenceSlice], spans: Sequence[SequenceSpan], block_size: int, device: torch.device
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """The context's slots and positions, see InputBatch: views, if there is no tree, of one tensor each."""
+    longest = max((span.num_slots for span in spans), default=0)
+    counted = torch.arange(max(longest, block_size), dtype=torch.int64, device=device)
+    starts = [block * block_size for piece in slices for block in piece.block_table]
+    table = torch.tensor(starts, dtype=torch.int64, device=device)
+    table_slots = (table.unsqueeze(1) + counted.narrow(0, 0, block_size)).view(-1)
+    slots, positions = [], []
+    table_begin = 0
+    for piece, span in zip(slices, spans, strict=True):
+        slots.append(table_slots.narrow(0, table_begin + piece.first_slot, span.num_slots))
+        table_begin += len(piece.block_table) * block_size
+        if span.has_tree:
+            depths = torch.tensor(piece.tree.depths()[1:], dtype=torch.int64, device=device)
+            of_nodes = span.num_committed - 1 + depths
+            positions.append(torch.cat((counted.narrow(0, 0, span.num_committed), of_nodes)))
+        else:
+            positions.append(counted.narrow(0, 0, span.num_slots))
+    return tuple(slots), tuple(positions)

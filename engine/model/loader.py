@@ -28,6 +28,7 @@ from engine.model.preparation import Recipe, prepare
 from engine.model.quantizing import check_plain, check_quantization, move_quantized
 from engine.model.reading import read_config, read_model, read_skeleton, read_tokenizer
 from engine.model.sources import ModelSources
+from engine.model.straight_pass import straighten
 from engine.model.streaming import prepare_by_parts, probe_bare
 from engine.model.support import check_class, check_config, context_limit
 from engine.model.tensor_file import DamagedFile
@@ -206,14 +207,15 @@ def _loaded(
     max_model_len: int,
 ) -> LoadedModel:
     module = ready.module
+    shapes = ready.recipe.layers
     gather(cast("PackedLayer", module.get_submodule(path)) for path in ready.recipe.packed)
-    if operators is not None and ready.plan.packer is not None:
-        stack_layers(module, ready.recipe.layers, operators)
+    if operators is not None and ready.plan.packer is not None and stack_layers(module, shapes, operators):
+        straighten(module, shapes, operators)
     loaded = LoadedModel(
         name=name,
         module=module,
         tokenizer=tokenizer,
-        layers=ready.recipe.layers,
+        layers=shapes,
         vocab_size=sampled_vocab_size(module, tokenizer),
         max_model_len=max_model_len,
         eos_token_ids=end_token_ids(module, tokenizer),

@@ -53,6 +53,8 @@ class RowGroup:
     @staticmethod
     def tree_paths(tree: TokenTree) -> tuple[tuple[int, ...], ...]:
         """The paths of a tree's rows: the root's, then one per node in node order."""
+        if not tree.tokens:
+            return ((),)
         return tuple(tree.path_tokens(node) for node in range(len(tree) + 1))
 
     @property
@@ -64,6 +66,8 @@ class RowGroup:
     def rows_below_min_tokens(self) -> list[int]:
         """Rows at which fewer than min_tokens tokens were emitted."""
         missing = self.params.min_tokens - (len(self.token_ids) - self.num_prompt_tokens)
+        if missing <= 0:
+            return []
         return [row for row, path in enumerate(self.paths) if len(path) < missing]
 
     def noise_keys(self, stream: Stream) -> tuple[NoiseKey | None, ...]:

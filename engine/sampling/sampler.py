@@ -8,11 +8,12 @@ import torch
 
 from engine.acceptance import Rule, rule_for
 from engine.grammar import Matcher
+from engine.sampling.choosing import choose_tokens
 from engine.sampling.judging import coins_of, odds_of
-from engine.sampling.logits import RowOperators, chunks, process_logits
+from engine.sampling.logits import RowOperators, process_logits
 from engine.sampling.logprobs import RowLogprobs, row_logprobs
 from engine.sampling.metadata import RowGroup
-from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, noise_starts
+from engine.sampling.noise import NoiseKey, Stream
 from engine.sampling.odds import Odds
 from engine.sampling.uploading import upload
 from engine.sampling.verification import follow_choices, verdict
@@ -89,53 +90,6 @@ class Sampler:
             _match([walk for walk in walks if walk.rule is Rule.MATCH], processed, self._operators)
             _judge([walk for walk in walks if walk.rule is not Rule.MATCH], processed, self._operators)
         return [walk.run(logits) for walk in walks]
-
-
-def choose_tokens(
-    processed: torch.Tensor, keys: Sequence[NoiseKey | None], operators: RowOperators | None = None
-) -> torch.Tensor:
-    """The token of each row: argmax(log p + Gumbel noise), or the most likely one.
-
-    Args:
-        processed: Logits from `process_logits`, [num_rows, vocab_size].
-        keys: Per row the key of its noise; None takes the most likely token, the lowest id among equals.
-        operators: What to do it with; None takes plain torch.
-
-    Returns:
-        int64 [num_rows].
-    """
-    if all(key is None for key in keys):
-        return processed.argmax(dim=-1)
-    if operators is not None:
-        return _choose_with(operators, processed, keys)
-    vocab_size = processed.shape[1]
-    tokens: list[torch.Tensor] = []
-    for chunk in chunks(range(len(keys)), vocab_size):
-        scores = processed[chunk[0] : chunk[-1] + 1].to(torch.float64)
-        noisy = [(place, key) for place, row in enumerate(chunk) if (key := keys[row]) is not None]
-        noise = gumbel_noise([key for _, key in noisy], vocab_size, processed.device)
-        if len(noisy) == len(chunk):
-            scores += noise
-        else:
-            index = upload([place for place, _ in noisy], torch.int64, processed.device)
-            scores.index_add_(0, index, noise)
-        tokens.append(scores.argmax(dim=-1))
-    return torch.cat(tokens)
-
-
-def _choose_with(
-    operators: RowOperators, processed: torch.Tensor, keys: Sequence[NoiseKey | None]
-) -> torch.Tensor:
-    tokens = processed.new_empty(len(keys), dtype=torch.int64)
-    noisy = [row for row, key in enumerate(keys) if key is not None]
-    starts = noise_starts([key for key in keys if key is not None], processed.device)
-    if len(noisy) == len(keys):
-        chosen: torch.Tensor = operators.top_rows(processed, starts, 1)[0][:, 0]
-        return chosen
-    plain = [row for row, key in enumerate(keys) if key is None]
-    tokens[noisy] = operators.top_rows(processed[noisy], starts, 1)[0][:, 0]
-    tokens[plain] = processed[plain].argmax(dim=-1)
-    return tokens
 
 
 class _Walk:

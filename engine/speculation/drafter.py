@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.acceptance import proposal_for
 from engine.core.request import Request
@@ -48,6 +48,7 @@ class Drafter:
         room: What its drafts may take.
         vocab_size: Draft tokens must be below it.
         serves: Which requests have something for it to go by.
+        needs: What the speculator needs of the engine.
     """
 
     method: str
@@ -55,11 +56,10 @@ class Drafter:
     room: DraftRoom
     vocab_size: int
     serves: Callable[[Request], bool] = everyone
+    needs: Requirements = field(init=False)
 
-    @property
-    def needs(self) -> Requirements:
-        """What the speculator needs of the engine."""
-        return self.speculator.requirements
+    def __post_init__(self) -> None:
+        self.needs = self.speculator.requirements
 
     def num_nodes(self, request: Request) -> int:
         """Draft nodes that a request has room for."""

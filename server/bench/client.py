@@ -209,6 +209,8 @@ def _best_two(logprobs: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
 
 def _drafts(event: Mapping[str, Any]) -> DraftCounts | None:
     """What an event says of speculation: in our words, in OpenAI's, or in llama.cpp's."""
+    if not (event.get("speculation") or event.get("usage") or event.get("timings")):
+        return None  # As all are that bring a token.
     drafted, accepted = (_count(event, "speculation", f"{what}_tokens") for what in ("drafted", "accepted"))
     if drafted is not None and accepted is not None:
         return DraftCounts(drafted, accepted, _count(event, "speculation", "steps"))

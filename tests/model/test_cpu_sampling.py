@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from engine.sampling.choosing import choose_tokens
 from engine.sampling.logits import process_logits
 from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream
-from engine.sampling.sampler import choose_tokens
 from engine.sampling_params import SamplingParams
 from tests.operators import need_operators
 
@@ -82,3 +82,14 @@ def test_one_token_is_left() -> None:
     logits[0, 4711], logits[1, 0] = -3.0, 2.0
     keys: list[NoiseKey | None] = [NoiseKey(1, 0, 0, Stream.TARGET)] * 2
     assert choose_tokens(logits, keys, need_operators()).tolist() == [4711, 0]
+
+
+def test_of_equal_entries_the_first_is_the_likeliest() -> None:
+    rows = torch.full((3, 70), -torch.inf)
+    rows[0, [9, 40, 69]] = 2.0
+    rows[1, [33, 34]] = -5.0
+    # Cut like logits whose embedding is padded: rows that do not lie side by side.
+    for logits in (rows, torch.cat((rows, torch.full((3, 10), 9.0)), dim=1)[:, :70]):
+        assert choose_tokens(logits, [None] * 3, need_operators()).tolist() == [9, 33, 0]
+        mixed = choose_tokens(logits, [None, NoiseKey(1, 0, 2, Stream.TARGET), None], need_operators())
+        assert mixed[[0, 2]].tolist() == [9, 0]

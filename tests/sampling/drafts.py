@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.sampling.choosing import choose_tokens
 from engine.sampling.noise import NoiseKey, Stream
-from engine.sampling.sampler import choose_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.sampling.choosing import choose_tokens
 from engine.sampling.logits import process_logits
 from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream
-from engine.sampling.sampler import Sampler, choose_tokens
+from engine.sampling.sampler import Sampler
 from engine.sampling_params import SamplingParams, SpeculationParams
 from engine.token_tree import Proposal, TokenTree
 from tests.sampling.drafts import draw_tokens

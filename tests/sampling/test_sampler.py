@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.sampling.choosing import choose_tokens
 from engine.sampling.logprobs import row_logprobs
 from engine.sampling.noise import NoiseKey, Stream
-from engine.sampling.sampler import Sampler, SamplingTask, choose_tokens
+from engine.sampling.sampler import Sampler, SamplingTask
 from engine.sampling_params import SamplingParams
 from engine.token_tree import EMPTY_TREE, TokenTree
 from tests.sampling.drafts import draw_tokens
