@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.model.input_batch import SequenceSlice
+from engine.model.kv_cache import PagedKVCache
 from engine.model.model_runner import ModelRunner
 from engine.speculation.step_cost import CostModel
 
@@ -74,18 +75,20 @@ def calibrate(
             if clock() > deadline and (len(least) >= 2 or count > rows[1]):
                 break
             least[count] = min(seconds(count), least.get(count, float("inf")))
-    cost.calibrate(least, *_context_costs(seconds, least, limits.num_tokens))
+    cost.calibrate(least, *_context_costs(seconds, least, limits.num_tokens, runner.cache))
 
 
 def _context_costs(
-    seconds: Callable[[int, int], float], least: dict[int, float], num_tokens: int
+    seconds: Callable[[int, int], float], least: dict[int, float], num_tokens: int, cache: PagedKVCache
 ) -> tuple[float, float]:
     """Seconds that a token of context adds to a pass, once, and for each row; 0 where it cannot be told."""
     few, many = _CONTEXT_ROWS
     context = min(_CONTEXT, num_tokens - many)
     if context < _CONTEXT // 4 or many not in least:
         return 0.0, 0.0
-    added = {count: min(seconds(count, context) for _ in range(2)) - least[count] for count in (few, many)}
+    # Slots that were never written are one and the same page to the system, which is nothing to read.
+    cache.clear(context)
+    added = {count: min(seconds(count, context) for _ in range(_ROUNDS)) - least[count] for count in (few, many)}
     per_row = max(0.0, (added[many] - added[few]) / ((many - few) * context))
     once = max(0.0, added[few] / context - per_row * few)
     return once, per_row

@@ -87,6 +87,11 @@ class PagedKVCache:
         self.keys[layer].index_copy_(0, slots, narrowed(keys, self.dtype))
         self.values[layer].index_copy_(0, slots, narrowed(values, self.dtype))
 
+    def clear(self, num_slots: int) -> None:
+        """Fills the first slots of all layers with zeros."""
+        for stack in self._stacks.values():
+            stack[:, :num_slots] = 0
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies slots in every layer at once, as if all were read before any is written.
 

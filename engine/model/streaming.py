@@ -270,11 +270,13 @@ class _HeadInPieces(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [..., in_features] to float32 [..., out_features]."""
         rows = self._checkpoint.weights[self._name].shape[0]
-        pieces = []
+        # The last layer has left memory behind that is free, and its result is the largest of all.
+        return_freed_memory()
+        result = x.new_empty((*x.shape[:-1], rows))
         for begin in range(0, rows, _ROWS_AT_A_TIME):
-            weight = self._checkpoint.rows(self._name, begin, min(begin + _ROWS_AT_A_TIME, rows))
-            pieces.append(functional.linear(x, weight.float()))
-        result = torch.cat(pieces, -1)
+            end = min(begin + _ROWS_AT_A_TIME, rows)
+            weight = self._checkpoint.rows(self._name, begin, end)
+            result[..., begin:end] = functional.linear(x, weight.float())
         [bias] = self._bias
         return result if bias is None else result + bias
 
