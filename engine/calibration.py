@@ -88,7 +88,9 @@ def _context_costs(
         return 0.0, 0.0
     # Slots that were never written are one and the same page to the system, which is nothing to read.
     cache.clear(context)
-    added = {count: min(seconds(count, context) for _ in range(_ROUNDS)) - least[count] for count in (few, many)}
+    added = {
+        count: min(seconds(count, context) for _ in range(_ROUNDS)) - least[count] for count in (few, many)
+    }
     per_row = max(0.0, (added[many] - added[few]) / ((many - few) * context))
     once = max(0.0, added[few] / context - per_row * few)
     return once, per_row

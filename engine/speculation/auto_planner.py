@@ -21,8 +21,10 @@ _AMORTISED = 64.0
 # If not even such drafts paid, of one request or of all, more acceptance would not help.
 _OPTIMISTIC = tuple(0.97**depth for depth in range(1, 9))
 _OPTIMISM_STEPS = 8
+# What drafts have to promise over plain steps for a text to be followed: a little more than nothing.
+_MARGIN = 1.05
 # By this factor the odds of a text's drafts may be better than those of all that is known.
-_OPTIMISTIC_ODDS = 2.0
+_OPTIMISTIC_ODDS = 1.5
 # Tokens of a request before any was seen.
 _USUAL_CONTEXT = 256
 # Of the tokens behind ones that stand so many stand themselves, where the draft was sure of those.
@@ -140,7 +142,8 @@ class AutoPlanner:
         rate = _OPTIMISTIC_ODDS * rate / (1.0 - rate + _OPTIMISTIC_ODDS * rate)
         # Following costs a row of the method per token of each request, drafted for or not.
         tariff = replace(tariff, start=tariff.start + tariff.per_row * num_requests)
-        return any(tariff.speed(count * rate, count, 1) > tariff.plain_speed for count in (1, num_requests))
+        worth_it = _MARGIN * tariff.plain_speed
+        return any(tariff.speed(count * rate, count, 1) > worth_it for count in (1, num_requests))
 
     def note_verdict(self, method: int, request_id: str, stood: bool) -> None:
         """See Planner."""
