@@ -162,7 +162,7 @@ def test_a_chain_that_ends_early_may_become_as_long_as_there_is_room() -> None:
 
 
 def test_texts_are_followed_as_long_as_drafts_may_pay() -> None:
-    weak = AutoPlanner(known(taught("a", 0.3, 0.004, 0.002)))
+    weak = AutoPlanner(known(taught("a", 0.4, 0.004, 0.002)))
     assert weak.follows_texts(0, 1)
     assert not weak.follows_texts(0, 32)
     follows = [weak.follows_texts(0, count) for count in range(1, 33)]
