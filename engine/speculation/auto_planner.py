@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from engine.planning import PlanOutcome
 from engine.speculation.allotment import Admission, Bid, Tariff, admit
@@ -25,6 +26,8 @@ _OPTIMISM_STEPS = 8
 _MARGIN = 1.05
 # By this factor the odds of a text's drafts may be better than those of all that is known.
 _OPTIMISTIC_ODDS = 1.5
+# Levels of the drafts that following is weighed by.
+_FOLLOWED_DEPTH = 3
 # Tokens of a request before any was seen.
 _USUAL_CONTEXT = 256
 # Of the tokens behind ones that stand so many stand themselves, where the draft was sure of those.
@@ -136,14 +139,20 @@ class AutoPlanner:
             return True
         context = num_requests * self._context
         shape = StepShape(num_requests, num_requests, context, context)
-        load = Load(shape, shape, num_requests, num_requests)
-        tariff = self._tariff(method, self._plain(load, num_requests))
+        num_rows = _FOLLOWED_DEPTH * num_requests
+        tariff = self._tariff(method, self._plain(Load(shape, shape, num_rows, num_requests), num_rows))
         rate = known.book.rates()[0][0]
         rate = _OPTIMISTIC_ODDS * rate / (1.0 - rate + _OPTIMISTIC_ODDS * rate)
         # Following costs a row of the method per token of each request, drafted for or not.
         tariff = replace(tariff, start=tariff.start + tariff.per_row * num_requests)
         worth_it = _MARGIN * tariff.plain_speed
-        return any(tariff.speed(count * rate, count, 1) > worth_it for count in (1, num_requests))
+        tokens = list(accumulate(rate**level for level in range(1, _FOLLOWED_DEPTH + 1)))
+        return any(
+            tariff.speed(count * gained, count * depth, depth) > worth_it
+            for count in (1, num_requests)
+            for depth, gained in enumerate(tokens, start=1)
+            if count * depth < len(tariff.rise)
+        )
 
     def note_verdict(self, method: int, request_id: str, stood: bool) -> None:
         """See Planner."""
