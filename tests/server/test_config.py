@@ -45,6 +45,7 @@ def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> 
         "speculation": "draft_model",
         "acceptance": "match",
         "extra_draft_models": "8, 9",
+        "quantization": "int8",
         "tool_parser": "hermes",
     }
     foreign = {"num_kv_blocks", "tree"} | {
