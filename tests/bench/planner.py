@@ -235,9 +235,8 @@ def charts(figures: dict[tuple[str, int], Figures], concurrency: Sequence[int]) 
         "requests at once",
         tuple(
             Series(way, tuple((float(count), ratio(figures, way, OFF, count)) for count in concurrency))
-            for way in (FIXED, PLANNED)
+            for way in (OFF, FIXED, PLANNED)
         ),
-        level=1.0,
     )
 
 
