@@ -81,15 +81,21 @@ class AutoPlanner:
         self._probes = [ProbeSchedule() for _ in measurements.methods]
         self._hopeful = [True for _ in measurements.methods]
         self._context = _USUAL_CONTEXT
+        self._floor = 0.0
         self._asked_hope = [-_OPTIMISM_STEPS for _ in measurements.methods]
 
     def price(self, load: Load) -> RowPrice:
         """See Planner."""
-        return MeasuredFloor(self._plain(load, _LOOKED_AHEAD * load.decoding.requests).floor())
+        self._floor = self._plain(load, _LOOKED_AHEAD * load.decoding.requests).floor()
+        return MeasuredFloor(self._floor)
 
     def allot(self, load: Load, offers: Sequence[Offer], wishes: Sequence[Sequence[Wish]]) -> Allotment:
         """See Planner."""
         self._context = load.decoding.context // max(load.decoding.requests, 1)
+        if not offers and not any(wishes):
+            # As most steps are where there is a lookup alone.
+            is_load = self._floor > _OPTIMISTIC[-1]
+            return Allotment((), ((),) * len(wishes), PlanOutcome.LOAD if is_load else PlanOutcome.NO_DRAFT)
         most = max(PROBE_NODES, sum(len(offer.probabilities) for offer in offers))
         most += max((sum(wish.num_nodes for wish in own) for own in wishes), default=0)
         plain = self._plain(load, most)
