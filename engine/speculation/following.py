@@ -9,6 +9,9 @@ from engine.speculation.planner import Planner
 _EVERY = 8
 """Steps from one review to the next."""
 
+_TRIAL = 16
+"""Of so many new texts that drafts would not pay for one is followed: or else nobody would see them improve."""
+
 _PATIENCE = 8
 """Reviews in a row by which drafts would not pay, before the head lets go of the texts it follows."""
 
@@ -28,7 +31,7 @@ class Following:
     def __init__(self, drafters: Sequence[Drafter], planner: Planner) -> None:
         self._head = next(((place, each) for place, each in enumerate(drafters) if each.needs.follows), None)
         self._planner = planner
-        self._num_steps = self._num_idle = 0
+        self._num_steps = self._num_idle = self._num_refused = 0
 
     def begins(self, request: Request, num_requests: int) -> bool:
         """Whether the head is to follow a new request's text.
@@ -40,7 +43,12 @@ class Following:
         if self._head is None or not request.params.speculation.enabled:
             return False
         method, drafter = self._head
-        return not drafter.room.has_outgrown(request) and self._planner.follows_texts(method, num_requests)
+        if drafter.room.has_outgrown(request):
+            return False
+        if self._planner.follows_texts(method, num_requests):
+            return True
+        self._num_refused += 1
+        return self._num_refused % _TRIAL == 0
 
     def review(self, running: Sequence[Request]) -> None:
         """Lets go of all texts where drafts would not have paid for long; called once a step."""

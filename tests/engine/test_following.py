@@ -86,3 +86,11 @@ def test_after_a_while_of_load_texts_are_let_go(
     for _ in range(9):
         core.step()
     assert request.needs_draft_cache is stays  # What was missed cannot be made up.
+
+
+def test_now_and_then_a_text_is_followed_all_the_same() -> None:
+    """Or else drafts that are worth nothing today would never be seen to be worth something tomorrow."""
+    llm = with_planner(build_llm("eagle3"), UpTo(0))
+    wishes = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    drafted = [llm.generate([PROMPT], wishes)[0].speculation.num_draft_tokens for _ in range(34)]
+    assert [place for place, count in enumerate(drafted, start=1) if count] == [16, 32]
