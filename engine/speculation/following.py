@@ -10,7 +10,7 @@ _EVERY = 8
 """Steps from one review to the next."""
 
 _TRIAL = 16
-"""Of so many new texts that drafts would not pay for one is followed: or else nobody would see them improve."""
+"""Of so many texts for which drafts would not pay one is followed: or else nobody would see them improve."""
 
 _PATIENCE = 8
 """Reviews in a row by which drafts would not pay, before the head lets go of the texts it follows."""
