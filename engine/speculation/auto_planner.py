@@ -295,6 +295,4 @@ class AutoPlanner:
         asked = [method for method, own in enumerate(wishes) if own]
         if any(self._hopeful[method] for method in asked):
             return PlanOutcome.ACCEPTANCE
-        if asked or step.floor > _OPTIMISTIC[-1]:
-            return PlanOutcome.LOAD
-        return PlanOutcome.ACCEPTANCE if step.offers else PlanOutcome.NO_DRAFT
+        return PlanOutcome.LOAD if asked or step.floor > _OPTIMISTIC[-1] else PlanOutcome.ACCEPTANCE

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from engine.model.int8 import Int8Linear
 from engine.model.pages import empty_in_huge_pages, gather
@@ -61,9 +60,15 @@ def test_layers_that_were_gathered_say_what_they_said() -> None:
         assert torch.equal(layer(x), expected)
 
 
-def test_models_without_movable_layers_stay_as_they_are() -> None:
-    class Fixed(nn.Module):
-        def movable(self) -> dict[str, torch.Tensor]:
-            return {}
+def test_what_is_smaller_than_a_huge_page_stays_where_it_is() -> None:
+    class Small:
+        def __init__(self) -> None:
+            self.weight = torch.ones(8)
 
-    gather([Fixed()])
+        def movable(self) -> dict[str, torch.Tensor]:
+            return {"weight": self.weight}
+
+    layer = Small()
+    before = layer.weight
+    gather([layer])
+    assert layer.weight is before
