@@ -17,7 +17,7 @@ from engine.section import Section
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
-DType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
+DType = Literal["auto", "float32", "float16", "bfloat16", "int8", "int4"]
 KVCacheDType = Literal["auto", "float32", "float16", "bfloat16"]
 Quantization = Literal["int8", "int4", "fp8"]
 

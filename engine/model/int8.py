@@ -9,24 +9,21 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 
 from engine.model.cpu_ops.build import CpuOperators
 from engine.model.packing import NOT_FINITE, largest_magnitude
+from engine.model.panel_linear import PANEL, PanelLinear, num_panels
 
 BLOCK = 64
 """Inputs that share a scale."""
-
-PANEL = 16
-"""Outputs whose weights lie together, so that one vector register holds a weight of each."""
 
 _LARGEST = 127
 _PANELS_AT_A_TIME = 64
 """Packing takes a few copies in float32; of this many panels they are small."""
 
 
-class Int8Linear(nn.Module):
-    """y = x W^T + b with W as 8-bit integers. A row's result is the same bits in any batch.
+class Int8Linear(PanelLinear):
+    """y = x W^T + b with W as 8-bit integers.
 
     Args:
         weight: float32 or narrower [out_features, in_features]; copied, so that the caller may free it.
@@ -34,16 +31,14 @@ class Int8Linear(nn.Module):
         operators: The C++ operators.
     """
 
+    dtype = "int8"
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, operators: CpuOperators) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self._multiply = operators.linear_int8
-        panels, blocks = -(-self.out_features // PANEL), -(-self.in_features // BLOCK)
-        self._numbers = torch.empty(panels, blocks, BLOCK // 2, PANEL, 2, dtype=torch.int8)
-        self._scales = torch.empty(panels, blocks, PANEL, dtype=torch.bfloat16)
-        self._bias = torch.zeros(panels * PANEL)
-        if bias is not None:
-            self._bias[: self.out_features] = bias
+        rows, columns = weight.shape
+        panels, blocks = num_panels(rows), -(-columns // BLOCK)
+        numbers = torch.empty(panels, blocks, BLOCK // 2, PANEL, 2, dtype=torch.int8)
+        scales = torch.empty(panels, blocks, PANEL, dtype=torch.bfloat16)
+        super().__init__((rows, columns), numbers, scales, bias, operators)
         for begin in range(0, panels, _PANELS_AT_A_TIME):
             end = min(begin + _PANELS_AT_A_TIME, panels)
             self._pack(weight[begin * PANEL : end * PANEL].float(), slice(begin, end))
@@ -65,28 +60,6 @@ class Int8Linear(nn.Module):
         scales = self._scales.permute(0, 2, 1).reshape(panels * PANEL, blocks, 1)
         whole = (numbers * scales.float()).flatten(1)
         return whole[: self.out_features, : self.in_features].contiguous()
-
-    @property
-    def packed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Numbers, scales and bias, as the operators take them."""
-        return self._numbers, self._scales, self._bias
-
-    def stored(self) -> dict[str, torch.Tensor]:
-        """See PackedLayer: all the tensors it has, under the names of their attributes."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
-
-    def movable(self) -> dict[str, torch.Tensor]:
-        """See PackedLayer."""
-        return self.stored()
-
-    def extra_repr(self) -> str:
-        """The shape, for printing a model."""
-        return f"in_features={self.in_features}, out_features={self.out_features}"
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [..., in_features] to float32 [..., out_features]."""
-        result: torch.Tensor = self._multiply(x, self._numbers, self._scales, self._bias, self.out_features)
-        return result
 
 
 def block_scales(weight: torch.Tensor) -> torch.Tensor:

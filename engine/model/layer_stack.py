@@ -18,8 +18,8 @@ from engine.model.attention.interface import AttentionMetadata
 from engine.model.cpu_ops.build import CpuOperators
 from engine.model.fused_layers import FusedAttention, FusedMlp, FusedNorm
 from engine.model.hidden_states import decoder_layers
-from engine.model.int8 import Int8Linear
 from engine.model.kv_cache import LayerShape
+from engine.model.panel_linear import PanelLinear
 from engine.model.self_check import paged_logits
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class LayerParts:
         self._norms = norms
         self._mlp = mlp
         linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
-        self._linears = [cast("Int8Linear", linear) for linear in linears]
+        self._linears = [cast("PanelLinear", linear) for linear in linears]
 
     @classmethod
     def of(cls, layer: nn.Module) -> "LayerParts | None":
@@ -102,7 +102,7 @@ class LayerParts:
             return None
         [attention], [mlp] = attentions, mlps
         linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
-        if not all(isinstance(linear, Int8Linear) for linear in linears):
+        if not all(isinstance(linear, PanelLinear) for linear in linears):
             return None
         return cls(norms, attention, mlp)
 

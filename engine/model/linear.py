@@ -79,6 +79,8 @@ class PackedLinear(nn.Module):
         operators: The C++ operators, which do the same in one call; None does it in torch.
     """
 
+    dtype = "float16"
+
     def __init__(
         self,
         weight: torch.Tensor,

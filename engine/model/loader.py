@@ -22,7 +22,7 @@ from engine.model.layer_stack import stack_layers
 from engine.model.loaded_model import LoadedModel
 from engine.model.outline import NotStreamable, check_folder, outline
 from engine.model.packed_cache import PackedCache, packed_key
-from engine.model.packing import PackedLayer
+from engine.model.packing import PackedLayer, packed_dtypes
 from engine.model.pages import gather, return_freed_memory
 from engine.model.preparation import Recipe, prepare
 from engine.model.quantizing import check_plain, check_quantization, move_quantized
@@ -38,6 +38,7 @@ from engine.model.weight_type import (
     check_dtype,
     choose_device,
     plan_weights,
+    settle,
     takes_operators,
     unfit_weight,
     widen,
@@ -77,7 +78,7 @@ def load_causal_lm(config: ModelConfig) -> LoadedModel:
         tokenizer = read_tokenizer(folder, config)
         operators = None if pending is None else pending.result()
     plan = plan_weights(config.dtype, device, operators)
-    logger.info("loading %s from %s: %s weights on %s", config.model, folder, plan.dtype, device)
+    logger.info("loading %s from %s on %s", config.model, folder, device)
     ready = _Source(config, folder, model_config).read(plan, device, operators)
     return _loaded(ready, tokenizer, operators, name=config.model, max_model_len=max_model_len)
 
@@ -208,8 +209,9 @@ def _loaded(
 ) -> LoadedModel:
     module = ready.module
     shapes = ready.recipe.layers
+    plan = settle(ready.plan, packed_dtypes(module, ready.recipe.packed))
     gather(cast("PackedLayer", module.get_submodule(path)) for path in ready.recipe.packed)
-    if operators is not None and ready.plan.packer is not None and stack_layers(module, shapes, operators):
+    if operators is not None and plan.packer is not None and stack_layers(module, shapes, operators):
         straighten(module, shapes, operators)
     loaded = LoadedModel(
         name=name,
@@ -220,14 +222,16 @@ def _loaded(
         max_model_len=max_model_len,
         eos_token_ids=end_token_ids(module, tokenizer),
         device=module.device,
-        dtype=ready.plan.activations,
-        weights=ready.plan.dtype,
+        dtype=plan.activations,
+        weights=plan.dtype,
         operators=operators,
     )
     logger.info(
-        "%s: %s, %d layers, %d tokens of vocabulary, context %d, answers end at ids %s",
+        "%s: %s, %s weights on %s, %d layers, %d tokens of vocabulary, context %d, answers end at ids %s",
         loaded.name,
         type(module).__name__,
+        loaded.weights,
+        loaded.device,
         len(loaded.layers),
         loaded.vocab_size,
         loaded.max_model_len,

@@ -22,11 +22,13 @@ from transformers import PreTrainedModel
 from engine.model import (
     fused_layers,
     fusion,
+    int4,
     int8,
     kv_cache,
     linear,
     merging,
     packing,
+    panel_linear,
     preparation,
     streaming,
     tensor_file,
@@ -43,7 +45,19 @@ logger = logging.getLogger(__name__)
 
 # What decides how a packed model looks. A change of any of them makes all entries anew.
 _MODULES = (
-    *(fused_layers, fusion, int8, kv_cache, linear, merging, packing, preparation, streaming),
+    *(
+        fused_layers,
+        fusion,
+        int4,
+        int8,
+        kv_cache,
+        linear,
+        merging,
+        packing,
+        panel_linear,
+        preparation,
+        streaming,
+    ),
     tensor_file,
 )
 _SOURCES = (Path(__file__), *(Path(cast("str", module.__file__)) for module in _MODULES))

@@ -1,8 +1,9 @@
 """Replaces a model's linear layers by packed ones, and embeddings by ones of 16 bits where that is exact."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from typing import Protocol
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -24,6 +25,10 @@ class PackedLayer(Protocol):
     """A linear layer, a torch module, that holds its weights in a form of its own."""
 
     @property
+    def dtype(self) -> str:
+        """The type of the weights, as settings name it."""
+
+    @property
     def weight(self) -> torch.Tensor:
         """The weights unpacked again, float32 [out_features, in_features]; a copy, made on each access."""
 
@@ -42,7 +47,7 @@ class LinearPacker(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The type of the weights, as settings name it."""
+        """The type of the weights, as settings name it; single layers may have another one."""
 
     def refuses(self, weight: torch.Tensor) -> str | None:
         """Why these weights, [out_features, in_features], cannot be held; None if they can."""
@@ -79,7 +84,7 @@ def pack_linear_layers(module: nn.Module, packer: LinearPacker, *, strict: bool 
         StartupError: The packer refuses a layer.
     """
     packed = pack_within(module, "", packer, strict=strict)
-    log_packed(packed, packer)
+    log_packed(module, packed)
     return tuple(packed)
 
 
@@ -118,9 +123,16 @@ def pack_within(module: nn.Module, part: str, packer: LinearPacker, *, strict: b
     return packed
 
 
-def log_packed(names: Collection[str], packer: LinearPacker) -> None:
-    """Says how many layers are packed."""
-    logger.info("%d linear layers hold their weights as %s", len(names), packer.dtype)
+def log_packed(module: nn.Module, names: Collection[str]) -> None:
+    """Says how many layers are packed, and how."""
+    counts = Counter(packed_dtypes(module, names)).most_common()
+    said = ", ".join(f"{count} as {dtype}" for dtype, count in counts)
+    logger.info("%d linear layers are packed: %s", len(names), said or "none could be")
+
+
+def packed_dtypes(module: nn.Module, names: Iterable[str]) -> list[str]:
+    """The types of the weights of packed layers."""
+    return [cast("PackedLayer", module.get_submodule(name)).dtype for name in names]
 
 
 def _linear_layers(module: nn.Module, part: str) -> dict[str, int]:

@@ -107,7 +107,7 @@ def prepare_by_parts(
         raise NotStreamable(f"{left[0]} takes no part in its forward pass")
     fused = sorted(stream.fused, key=lambda part: order[part.path])
     log_fused(fused)
-    log_packed(stream.packed, plan.packer)
+    log_packed(module, stream.packed)
     return Recipe(shapes, tuple(fused), _largest_first(module, stream.packed), narrowed)
 
 

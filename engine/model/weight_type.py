@@ -1,6 +1,7 @@
 """The type that weights are held in: what the setting `dtype` means on a device, and what it needs there."""
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,12 +11,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from engine.config import DType
 from engine.errors import StartupError
 from engine.model.cpu_ops.build import CpuOperators
+from engine.model.int4 import Int4Packer
 from engine.model.int8 import Int8Packer
 from engine.model.linear import Float16Packer, packed_fp16_unavailable
 from engine.model.packing import LinearPacker
 
 logger = logging.getLogger(__name__)
 
+_INTEGERS: dict[str, type[Int8Packer] | type[Int4Packer]] = {"int8": Int8Packer, "int4": Int4Packer}
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -24,7 +27,7 @@ class WeightPlan:
     """How a model is to be held.
 
     Attributes:
-        dtype: Type of the weights: "float32", "float16", "bfloat16" or "int8", or what they are quantised to.
+        dtype: Type of the weights: "float32", "float16", "bfloat16", "int8" or "int4", or what they are quantised to.
         activations: Type of what goes from layer to layer.
         packer: Holds the linear layers' weights; None leaves them as torch has them.
         strict: The type was asked for by name, so that weights which do not fit are an error. Otherwise the
@@ -63,10 +66,10 @@ def check_dtype(wanted: DType, device: torch.device) -> None:
     Raises:
         StartupError: It cannot.
     """
-    if wanted == "int8" and device.type != "cpu":
+    if wanted in _INTEGERS and device.type != "cpu":
         raise StartupError(
-            f"dtype is int8, but the device is {device}, and int8 is for CPUs here; use quantization int8, "
-            "or dtype auto, which takes what is best here"
+            f"dtype is {wanted}, but the device is {device}, and {wanted} is for CPUs here; use quantization "
+            f"{wanted}, or dtype auto, which takes what is best here"
         )
     if wanted == "float16" and device.type == "cpu" and (reason := packed_fp16_unavailable()) is not None:
         raise StartupError(f"dtype is float16, but {reason}; {_ADVICE}")
@@ -83,8 +86,8 @@ def takes_operators(wanted: DType, device: torch.device) -> bool:
 def plan_weights(wanted: DType, device: torch.device, operators: CpuOperators | None) -> WeightPlan:
     """How a model is held on a device.
 
-    auto: on a CPU int8 with the C++ operators, else float16 where FBGEMM is, else float32; on a GPU bfloat16,
-    float16 on one without it.
+    auto: on a CPU with the C++ operators int4 for layers whose weights have four bits already and int8 for
+    others, else float16 where FBGEMM is, else float32; on a GPU bfloat16, float16 on one without it.
 
     Args:
         wanted: The setting.
@@ -100,17 +103,36 @@ def plan_weights(wanted: DType, device: torch.device, operators: CpuOperators | 
         dtype = wanted if strict else _best_on_gpu()
         return WeightPlan(dtype, _DTYPES[dtype], None, strict)
     dtype = wanted if strict else _best_on_cpu(operators)
-    if dtype == "int8" and operators is None:
-        raise StartupError(
-            "dtype is int8, but there are no C++ operators here, which multiply such weights (the log says "
-            f"why); {_ADVICE}"
-        )
-    if dtype == "int8":
-        assert operators is not None, "checked above"
-        return WeightPlan(dtype, torch.float32, Int8Packer(operators), strict)
+    if (kind := _INTEGERS.get(dtype)) is not None:
+        if operators is None:
+            raise StartupError(
+                f"dtype is {dtype}, but there are no C++ operators here, which multiply such weights (the log "
+                f"says why); {_ADVICE}"
+            )
+        return WeightPlan(dtype, torch.float32, kind(operators), strict)
     if dtype == "float16":
         return WeightPlan(dtype, torch.float32, Float16Packer(operators), strict)
     return WeightPlan(dtype, _DTYPES[dtype], None, strict)
+
+
+def settle(plan: WeightPlan, dtypes: Collection[str]) -> WeightPlan:
+    """The plan as it came out: who looks for layers of four bits may have found none.
+
+    Args:
+        plan: The plan.
+        dtypes: Types of the layers that are packed.
+
+    Raises:
+        StartupError: int4 was asked for by name.
+    """
+    if plan.dtype != "int4" or "int4" in dtypes:
+        return plan
+    if plan.strict:
+        raise StartupError(
+            "dtype is int4, but no layer of this model has weights of four bits, as GGUF files of the types "
+            "Q4_0, Q4_1 and Q4_K hold them, and rounding others to four bits is not offered; use dtype int8 or auto"
+        )
+    return replace(plan, dtype="int8")
 
 
 def unfit_weight(module: nn.Module) -> str | None:
@@ -155,7 +177,7 @@ def _best_on_gpu() -> str:
 
 def _best_on_cpu(operators: CpuOperators | None) -> str:
     if operators is not None:
-        return "int8"
+        return "int4"
     if (reason := packed_fp16_unavailable()) is not None:
         logger.info("weights are held in float32: %s", reason)
         return "float32"

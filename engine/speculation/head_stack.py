@@ -17,10 +17,10 @@ from engine.model.attention.cpu import CpuPlan
 from engine.model.cpu_ops.build import CpuOperators
 from engine.model.fused_layers import FusedMlp, FusedNorm
 from engine.model.input_batch import InputBatch, SequenceSlice
-from engine.model.int8 import Int8Linear
 from engine.model.kv_cache import PagedKVCache
 from engine.model.merging import MergedLinear
 from engine.model.packing import NarrowEmbedding
+from engine.model.panel_linear import PanelLinear
 from engine.sampling.noise import noise_starts
 from engine.speculation.chain import ChainWish
 from engine.speculation.heads.config import EagleConfig
@@ -207,8 +207,8 @@ def _read(head: EagleHead, ends: TargetEnds) -> HeadParts:
         if is_first
         else ("layers.0.input_layernorm", "layers.0.hidden_norm", "norm")
     )
-    fc = _int8(children["fc"]) if is_first else None
-    lm_head = _int8(ends.plain_lm_head if head.lm_head is None else head.lm_head)
+    fc = _linear(children["fc"]) if is_first else None
+    lm_head = _linear(ends.plain_lm_head if head.lm_head is None else head.lm_head)
     num_outputs = ends.vocab_size if head.lm_head is None else lm_head.out_features
     if head.lm_head is None and config.tied_lm_head and head.embed_tokens is not None:
         raise _Unfit
@@ -249,7 +249,7 @@ def _layer(
     if config.qk_norm or not isinstance(merged, MergedLinear) or not isinstance(mlp, FusedMlp):
         raise _Unfit
     linears = [
-        _int8(each)
+        _linear(each)
         for each in (merged.linear, attention.get_submodule("o_proj"), mlp.gate_up_proj, mlp.down_proj)
     ]
     qkv, out, gate_up, down = (linear.packed for linear in linears)
@@ -286,8 +286,8 @@ def _norm(module: nn.Module | None) -> torch.Tensor:
     return module.weight.detach()
 
 
-def _int8(module: object) -> Int8Linear:
-    if not isinstance(module, Int8Linear):
+def _linear(module: object) -> PanelLinear:
+    if not isinstance(module, PanelLinear):
         raise _Unfit
     return module
 

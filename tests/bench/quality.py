@@ -27,7 +27,7 @@ from engine.model.model_runner import ModelRunner
 
 BLOCK_SIZE = 16
 CHUNK = 256
-DTYPES: tuple[DType, ...] = ("float16", "int8")
+DTYPES: tuple[DType, ...] = ("float16", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,10 @@ from engine.model.weight_cache import WeightCache
 logger = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
-_HEADERS = ("attention.h", "elementwise.h", "heads.h", "int8.h", "lanes.h", "sampling.h", "team.h")
+_HEADERS = (
+    *("attention.h", "elementwise.h", "heads.h", "int4.h", "int8.h", "lanes.h", "panels.h", "sampling.h"),
+    *("steps.h", "team.h"),
+)
 _FILES = ("operators.cpp", *_HEADERS)
 _FLAGS = (
     "-O3",
@@ -63,7 +66,8 @@ class CpuOperators:
     Attributes:
         attend: Stores a layer's keys and values and attends.
         linear_fp16: A linear layer on weights packed as float16.
-        linear_int8: A linear layer on weights packed as 8-bit integers with scales.
+        linear_packed: A linear layer on weights packed as 8-bit or 4-bit integers with scales.
+        find_steps: The 4-bit numbers that weights were made of.
         rms_norm: RMSNorm over the last dimension.
         gate_silu, gate_gelu_tanh: The activation of a gated feed-forward layer.
         rotate: Rotary positions for queries and keys that come from one matrix.
@@ -77,7 +81,8 @@ class CpuOperators:
 
     attend: Any
     linear_fp16: Any
-    linear_int8: Any
+    linear_packed: Any
+    find_steps: Any
     rms_norm: Any
     gate_silu: Any
     gate_gelu_tanh: Any

@@ -14,16 +14,11 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+#include "panels.h"
 
 namespace int8 {
 
-constexpr int64_t BLOCK = 64;    // Inputs that share a scale.
-constexpr int64_t PANEL = 16;    // Outputs that lie together.
-constexpr int64_t GROUP = 6;     // Rows at a time: as many as sixteen registers hold.
-constexpr int64_t ROWS = 2 * GROUP;  // Rows that share one reading of the weights.
+constexpr int64_t BLOCK = 64;  // Inputs that share a scale.
 constexpr int64_t PAIRS = BLOCK / 2;
 constexpr float LARGEST = 32767.0f;
 constexpr int64_t AHEAD = 3 * BLOCK * PANEL;  // Weights fetched ahead, so that arithmetic does not wait for memory.
@@ -100,37 +95,46 @@ void block(const int8_t* weights, const uint16_t* scales, const int16_t* rows, i
 #endif
 }
 
-// sums [M + N, PANEL]: rows of activations times a panel's weights, which are read once; M rows, then N more.
-//   weights: [blocks, PAIRS, PANEL, 2]; scales: bfloat16 [blocks, PANEL]; rows: blocks * BLOCK numbers each.
-template <int M, int N = 0>
-void panel(const int8_t* weights, const uint16_t* scales, const int16_t* rows, int64_t blocks, float* sums) {
-  const int64_t stride = blocks * BLOCK;
-  std::fill(sums, sums + (M + N) * PANEL, 0.0f);
-  for (int64_t i = 0; i < blocks; ++i) {
-    block<M>(weights, scales, rows, stride, sums);
-    if constexpr (N > 0) block<N>(weights, scales, rows + M * stride, stride, sums + M * PANEL);
-    weights += BLOCK * PANEL;
-    scales += PANEL;
-    rows += BLOCK;
-  }
-}
+// The weights of a layer.
+//   numbers: [panels, blocks, PAIRS, PANEL, 2]; scales: bfloat16 [panels, blocks, PANEL].
+struct Matrix {
+  using Number = int8_t;
 
-inline void panel_rows(int64_t count, const int8_t* weights, const uint16_t* scales, const int16_t* rows,
-                       int64_t blocks, float* sums) {
-  switch (count) {
-    case 1: return panel<1>(weights, scales, rows, blocks, sums);
-    case 2: return panel<2>(weights, scales, rows, blocks, sums);
-    case 3: return panel<3>(weights, scales, rows, blocks, sums);
-    case 4: return panel<4>(weights, scales, rows, blocks, sums);
-    case 5: return panel<5>(weights, scales, rows, blocks, sums);
-    case 6: return panel<6>(weights, scales, rows, blocks, sums);
-    case 7: return panel<4, 3>(weights, scales, rows, blocks, sums);
-    case 8: return panel<4, 4>(weights, scales, rows, blocks, sums);
-    case 9: return panel<5, 4>(weights, scales, rows, blocks, sums);
-    case 10: return panel<5, 5>(weights, scales, rows, blocks, sums);
-    case 11: return panel<6, 5>(weights, scales, rows, blocks, sums);
-    default: return panel<GROUP, GROUP>(weights, scales, rows, blocks, sums);
+  const int8_t* numbers;
+  const uint16_t* scales;
+  int64_t blocks;
+
+  // A rounded row: its scale, and blocks * BLOCK numbers.
+  int64_t row_bytes() const { return sizeof(float) + blocks * BLOCK * sizeof(int16_t); }
+
+  void round(const float* row, int64_t size, uint8_t* out) const {
+    const float scale = quantise(row, size, blocks * BLOCK, reinterpret_cast<int16_t*>(out + sizeof(float)));
+    std::memcpy(out, &scale, sizeof(float));
   }
-}
+
+  // What the sums of a rounded row are to be multiplied by.
+  static float factor(const uint8_t* row) {
+    float scale;
+    std::memcpy(&scale, row, sizeof(float));
+    return scale;
+  }
+
+  // sums [M + N, PANEL]: rounded rows times a panel's weights, which are read once; M rows, then N more.
+  template <int M, int N>
+  void multiply(int64_t panel, const uint8_t* rows, float* sums) const {
+    const int64_t stride = row_bytes() / sizeof(int16_t);
+    const int8_t* weights = numbers + panel * blocks * BLOCK * PANEL;
+    const uint16_t* scale = scales + panel * blocks * PANEL;
+    const auto* row = reinterpret_cast<const int16_t*>(rows + sizeof(float));
+    std::fill(sums, sums + (M + N) * PANEL, 0.0f);
+    for (int64_t i = 0; i < blocks; ++i) {
+      block<M>(weights, scale, row, stride, sums);
+      if constexpr (N > 0) block<N>(weights, scale, row + M * stride, stride, sums + M * PANEL);
+      weights += BLOCK * PANEL;
+      scale += PANEL;
+      row += BLOCK;
+    }
+  }
+};
 
 }  // namespace int8

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -18,9 +19,11 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "int4.h"
 #include "int8.h"
 #include "lanes.h"
 #include "sampling.h"
+#include "steps.h"
 #include "team.h"
 
 namespace {
@@ -176,50 +179,80 @@ at::Tensor linear_fp16(const at::Tensor& x, const c10::intrusive_ptr<LinearPacke
   return result.view(shape);
 }
 
-// y = x W^T + b with 8-bit weights.
-//   weights: int8 [panels, blocks, PAIRS, PANEL, 2]; scales: bfloat16 [panels, blocks, PANEL]; bias: [panels * PANEL].
-at::Tensor linear_int8(const at::Tensor& x_, const at::Tensor& weights, const at::Tensor& scales,
-                       const at::Tensor& bias, int64_t out_features) {
+// y = x W^T + b with packed weights: numbers and scales as the kind of matrix takes them; bias: [panels * PANEL].
+template <typename Matrix>
+at::Tensor multiply(const at::Tensor& x_, const at::Tensor& numbers, const at::Tensor& scales, const at::Tensor& bias,
+                    int64_t out_features) {
   const at::Tensor x = x_.contiguous();
   const int64_t in_features = x.size(-1), rows = x.numel() / in_features;
-  const int64_t panels = weights.size(0), blocks = weights.size(1), padded = blocks * int8::BLOCK;
+  const Matrix matrix{numbers.const_data_ptr<typename Matrix::Number>(),
+                      static_cast<const uint16_t*>(scales.const_data_ptr()), numbers.size(1)};
+  const int64_t stride = matrix.row_bytes();
   auto shape = x.sizes().vec();
   shape.back() = out_features;
   at::Tensor out = at::empty(shape, x.options());
-  at::Tensor rounded = at::empty({rows, padded}, x.options().dtype(at::kShort));
-  std::vector<float> row_scales(rows);
+  at::Tensor rounded = at::empty({rows, stride}, x.options().dtype(at::kByte));
   const auto* x_data = x.const_data_ptr<float>();
-  auto* rounded_data = rounded.mutable_data_ptr<int16_t>();
+  auto* rounded_data = rounded.mutable_data_ptr<uint8_t>();
   for_pieces(rows, 32, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
-      row_scales[row] =
-          int8::quantise(x_data + row * in_features, in_features, padded, rounded_data + row * padded);
+      matrix.round(x_data + row * in_features, in_features, rounded_data + row * stride);
   });
-  const auto* weight_data = weights.const_data_ptr<int8_t>();
-  const auto* scale_data = reinterpret_cast<const uint16_t*>(scales.const_data_ptr<at::BFloat16>());
   const auto* bias_data = bias.const_data_ptr<float>();
   auto* out_data = out.mutable_data_ptr<float>();
-  const int64_t piece = std::max<int64_t>(1, 131072 / (padded * int8::PANEL * std::max<int64_t>(1, rows / 4)));
-  for_pieces(panels, piece, [&](int64_t begin, int64_t end) {
-    float sums[int8::ROWS * int8::PANEL];
+  const int64_t piece = std::max<int64_t>(1, 131072 / (in_features * PANEL * std::max<int64_t>(1, rows / 4)));
+  for_pieces(numbers.size(0), piece, [&](int64_t begin, int64_t end) {
+    float sums[ROWS * PANEL];
     for (int64_t panel = begin; panel < end; ++panel) {
-      const int64_t first = panel * int8::PANEL, width = std::min(int8::PANEL, out_features - first);
-      for (int64_t row = 0; row < rows; row += int8::ROWS) {
-        const int64_t count = std::min(int8::ROWS, rows - row);
-        int8::panel_rows(count, weight_data + panel * padded * int8::PANEL,
-                         scale_data + panel * blocks * int8::PANEL, rounded_data + row * padded, blocks, sums);
+      const int64_t first = panel * PANEL, width = std::min(PANEL, out_features - first);
+      for (int64_t row = 0; row < rows; row += ROWS) {
+        const int64_t count = std::min(ROWS, rows - row);
+        multiply_rows(matrix, panel, count, rounded_data + row * stride, sums);
         for (int64_t m = 0; m < count; ++m) {
+          const float factor = Matrix::factor(rounded_data + (row + m) * stride);
           float* target = out_data + (row + m) * out_features + first;
           int64_t n = 0;
-          if (width == int8::PANEL)
+          if (width == PANEL)
             for (; n < width; n += WIDTH)
-              store(target + n, row_scales[row + m] * load(sums + m * int8::PANEL + n) + load(bias_data + first + n));
-          for (; n < width; ++n) target[n] = row_scales[row + m] * sums[m * int8::PANEL + n] + bias_data[first + n];
+              store(target + n, factor * load(sums + m * PANEL + n) + load(bias_data + first + n));
+          for (; n < width; ++n) target[n] = factor * sums[m * PANEL + n] + bias_data[first + n];
         }
       }
     }
   });
   return out;
+}
+
+// With 8-bit or 4-bit weights; see the matrices.
+at::Tensor linear_packed(const at::Tensor& x, const at::Tensor& numbers, const at::Tensor& scales,
+                         const at::Tensor& bias, int64_t out_features) {
+  if (numbers.scalar_type() == at::kByte) return multiply<int4::Matrix>(x, numbers, scales, bias, out_features);
+  return multiply<int8::Matrix>(x, numbers, scales, bias, out_features);
+}
+
+// Numbers (uint8, like weight), scales and least values (float32 [outputs, blocks]) of weights [outputs, inputs], and
+// how many blocks do not lie on sixteen steps; the numbers of those mean nothing.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, int64_t> find_steps(const at::Tensor& weight_) {
+  const at::Tensor weight = weight_.contiguous();
+  TORCH_CHECK(weight.size(1) % steps::BLOCK == 0, "inputs come in blocks of ", steps::BLOCK);
+  const int64_t blocks = weight.numel() / steps::BLOCK;
+  at::Tensor numbers = at::empty(weight.sizes(), weight.options().dtype(at::kByte));
+  at::Tensor scales = at::zeros({weight.size(0), weight.size(1) / steps::BLOCK}, weight.options());
+  at::Tensor least = at::zeros(scales.sizes(), weight.options());
+  const auto* source = weight.const_data_ptr<float>();
+  auto* number_data = numbers.mutable_data_ptr<uint8_t>();
+  auto* scale_data = scales.mutable_data_ptr<float>();
+  auto* least_data = least.mutable_data_ptr<float>();
+  std::atomic<int64_t> others{0};
+  for_pieces(blocks, 1024, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      steps::Found found{};
+      if (!steps::find(source + i * steps::BLOCK, number_data + i * steps::BLOCK, found)) ++others;
+      scale_data[i] = found.scale;
+      least_data[i] = found.least;
+    }
+  });
+  return {numbers, scales, least, others.load()};
 }
 
 // Calls function(row) for every row; in parallel where there is enough to do.
@@ -282,7 +315,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rotate(const at::Tensor& qkv_, co
 
 // A linear layer of a stack: weights, scales, bias.
 at::Tensor linear_of(const at::Tensor& x, at::TensorList parameters, int64_t out_features) {
-  return linear_int8(x, parameters[0], parameters[1], parameters[2], out_features);
+  return linear_packed(x, parameters[0], parameters[1], parameters[2], out_features);
 }
 
 // x + y, in x.
@@ -402,7 +435,8 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
   library.def(
       "linear_fp16(Tensor x, __torch__.torch.classes.quantized.LinearPackedParamsBase packed, Tensor row_sizes) -> "
       "Tensor");
-  library.def("linear_int8(Tensor x, Tensor weights, Tensor scales, Tensor bias, int out_features) -> Tensor");
+  library.def("linear_packed(Tensor x, Tensor numbers, Tensor scales, Tensor bias, int out_features) -> Tensor");
+  library.def("find_steps(Tensor weight) -> (Tensor, Tensor, Tensor, int)");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("gate_silu(Tensor x) -> Tensor");
   library.def("gate_gelu_tanh(Tensor x) -> Tensor");
@@ -429,7 +463,8 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
 TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("attend", attend);
   library.impl("linear_fp16", linear_fp16);
-  library.impl("linear_int8", linear_int8);
+  library.impl("linear_packed", linear_packed);
+  library.impl("find_steps", find_steps);
   library.impl("rms_norm", rms_norm);
   library.impl("gate_silu", gate<silu>);
   library.impl("gate_gelu_tanh", gate<gelu_tanh>);
