@@ -34,7 +34,7 @@ from engine.speculation.loaded_head import LoadedHead, wrap_eagle, wrap_medusa
 from engine.token_tree import TokenTree
 from tests.heads import eagle_config, random_eagle, random_medusa, trained_eagle, trained_medusa
 from tests.operators import operators
-from tests.tiny import VOCAB_SIZE, byte_tokenizer, tiny_model
+from tests.tiny import VOCAB_SIZE, byte_tokenizer, round_to_four_bits, tiny_model
 
 METHODS = ("ngram", "suffix", "draft_model")
 TREES = ("draft_model 3,2,1,1", "draft_model sequoia", "draft_model dynamic", "draft_models 2,1,1")
@@ -56,6 +56,8 @@ def load_tiny(
     module = tiny_model(arch, seed, **config)
     if noise:
         add_noise(module, noise)
+    if dtype == "int4":
+        round_to_four_bits(module)
     return wrap_model(
         module,
         byte_tokenizer(),

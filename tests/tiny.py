@@ -82,6 +82,23 @@ def tiny_model(
     return model.eval().requires_grad_(False)
 
 
+def round_to_four_bits(model: PreTrainedModel) -> PreTrainedModel:
+    """Gives linear layers the weights that a converted file of 4-bit blocks has, where blocks fill their rows."""
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear) and layer.in_features % 32 == 0:
+            layer.weight.data = four_bits(layer.weight.data)
+    return model
+
+
+def four_bits(weight: torch.Tensor) -> torch.Tensor:
+    """Weights rounded as GGUF's Q4_1 does, and then as float16: float32 [outputs, inputs], both ways."""
+    blocks = weight.unflatten(1, (-1, 32))
+    least, top = (bound.half().float() for bound in blocks.aminmax(dim=2, keepdim=True))
+    scale = ((top - least) / 15).half().float()
+    numbers = ((blocks - least) / scale).round().clamp(0, 15)
+    return (numbers * scale + least).half().float().flatten(1)
+
+
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Ids 0 to 255 are bytes, then <bos>, <eos> and <|im_end|>; no token is added by itself."""
     alphabet = _byte_alphabet()

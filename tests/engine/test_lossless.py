@@ -71,7 +71,7 @@ SOME_TREES = [
 ]
 
 
-PACKED: tuple[DType, ...] = ("float16", "int8")
+PACKED: tuple[DType, ...] = ("float16", "int8", "int4")
 
 
 @cache

@@ -93,7 +93,7 @@ def test_on_a_cpu_linear_layers_are_packed(
     assert (model.dtype, model.weights) == (torch.float32, dtype)
     kind = {"float16": PackedLinear, "int8": Int8Linear}[dtype]
     assert sum(isinstance(layer, kind) for layer in model.module.modules()) == 9
-    assert f"9 linear layers hold their weights as {dtype}" in caplog.text
+    assert f"9 linear layers are packed: 9 as {dtype}" in caplog.text
     assert f"{dtype} weights on cpu" in caplog.text
 
 

@@ -16,11 +16,11 @@ from engine.model.loader import load_causal_lm, wrap_model
 from engine.model.model_runner import ModelRunner
 from engine.token_tree import TokenTree
 from tests.operators import need_operators
-from tests.tiny import tiny_model
+from tests.tiny import round_to_four_bits, tiny_model
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
-KINDS: tuple[DType, ...] = ("float16", "int8")
+KINDS: tuple[DType, ...] = ("float16", "int8", "int4")
 
 
 class Rows:
@@ -86,7 +86,8 @@ def check(model: LoadedModel, place: int, cache: KVCacheDType = "auto") -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "mistral", "gemma2"])
 def test_tiny_models(arch: str, kind: DType) -> None:
-    model = wrap_model(tiny_model(arch), None, name=arch, dtype=kind, operators=need_operators())
+    module = tiny_model(arch) if kind != "int4" else round_to_four_bits(tiny_model(arch))
+    model = wrap_model(module, None, name=arch, dtype=kind, operators=need_operators())
     assert choose_cache_type("auto", model) == torch.float16
     check(model, 70)
 

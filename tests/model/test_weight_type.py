@@ -6,6 +6,7 @@ from torch import nn
 
 from engine.config import DType
 from engine.errors import StartupError
+from engine.model.int4 import Int4Packer
 from engine.model.int8 import Int8Packer
 from engine.model.linear import Float16Packer, packed_fp16_unavailable
 from engine.model.loader import wrap_model
@@ -18,7 +19,7 @@ from engine.model.weight_type import (
     widen,
 )
 from tests.operators import need_operators
-from tests.tiny import tiny_model
+from tests.tiny import round_to_four_bits, tiny_model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 needs_packing = pytest.mark.skipif(packed_fp16_unavailable() is not None, reason="no FBGEMM here")
@@ -27,11 +28,15 @@ needs_packing = pytest.mark.skipif(packed_fp16_unavailable() is not None, reason
 @needs_packing
 def test_on_a_cpu() -> None:
     operators = need_operators()
-    for wanted in ("auto", "int8"):
-        plan = plan_weights(wanted, CPU, operators)
-        assert (plan.dtype, plan.activations) == ("int8", torch.float32)
-        assert isinstance(plan.packer, Int8Packer)
-        assert plan.strict == (wanted == "int8")
+    integers: tuple[tuple[DType, str, type], ...] = (
+        *(("auto", "int4", Int4Packer), ("int4", "int4", Int4Packer)),
+        ("int8", "int8", Int8Packer),
+    )
+    for choice, dtype, kind in integers:
+        plan = plan_weights(choice, CPU, operators)
+        assert (plan.dtype, plan.activations) == (dtype, torch.float32)
+        assert isinstance(plan.packer, kind)
+        assert plan.strict == (choice != "auto")
     wishes: tuple[DType, ...] = ("auto", "float16")
     for wanted in wishes:
         plan = plan_weights(wanted, CPU, None)
@@ -47,8 +52,11 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has_bf16=has_bf16, **_: has_bf16)
         plan = plan_weights("auto", CUDA, None)
         assert (plan.dtype, plan.activations, plan.packer) == (name, getattr(torch, name), None)
-    with pytest.raises(StartupError, match="dtype is int8, but the device is cuda, and int8 is for CPUs"):
-        check_dtype("int8", CUDA)
+    for integers in ("int8", "int4"):
+        with pytest.raises(
+            StartupError, match=f"dtype is {integers}, but the device is cuda.*quantization {integers}"
+        ):
+            check_dtype(integers, CUDA)
 
 
 def test_who_takes_operators() -> None:
@@ -69,9 +77,24 @@ def test_a_machine_without_fbgemm(monkeypatch: pytest.MonkeyPatch, caplog: pytes
         wrap_model(tiny_model("llama"), None, name="a", dtype="float16")
 
 
-def test_eight_bits_without_operators_are_refused() -> None:
-    with pytest.raises(StartupError, match=r"dtype is int8, but there are no C\+\+ operators here"):
-        plan_weights("int8", CPU, None)
+@pytest.mark.parametrize("integers", ["int8", "int4"])
+def test_integers_without_operators_are_refused(integers: DType) -> None:
+    with pytest.raises(StartupError, match=rf"dtype is {integers}, but there are no C\+\+ operators here"):
+        plan_weights(integers, CPU, None)
+
+
+def test_a_model_without_weights_of_four_bits() -> None:
+    """Said where it was wanted, and so called where it was not."""
+    operators = need_operators()
+    with pytest.raises(
+        StartupError, match="dtype is int4, but no layer of this model has weights of four bits"
+    ):
+        wrap_model(tiny_model("llama"), None, name="a", dtype="int4", operators=operators)
+    assert (
+        wrap_model(tiny_model("llama"), None, name="a", dtype="auto", operators=operators).weights == "int8"
+    )
+    module = round_to_four_bits(tiny_model("llama"))
+    assert wrap_model(module, None, name="a", dtype="auto", operators=operators).weights == "int4"
 
 
 def test_what_float16_cannot_hold_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
