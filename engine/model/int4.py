@@ -2,9 +2,9 @@
 
 Such a file gives each output and 32 inputs a scale and a least value, and each weight a number of 0 to 15:
 five bits a weight, of which a step reads much less than of eight, and nothing is rounded a second time. Once
-a file is converted its weights are plain numbers, but blocks of 32 that lie on sixteen steps do not come about
-by chance, so that they are found again. Activations are rounded to 8 bits with a scale per 32 inputs, as
-llama.cpp does for such weights; the sums of a block are exact, so that a row's result has the same bits
+a file is converted its weights are plain numbers, but blocks of 32 that lie on sixteen steps do not come
+about by chance, so that they are found again. Activations are rounded to 8 bits with a scale per 32 inputs,
+as llama.cpp does for such weights; the sums of a block are exact, so that a row's result has the same bits
 whatever shares its batch.
 """
 

@@ -1,4 +1,4 @@
-"""What linear layers on packed integers have in common on a CPU: outputs in panels, one operator that multiplies."""
+"""What linear layers on packed integers have in common on a CPU: outputs in panels, and one operator."""
 
 import torch
 from torch import nn

@@ -27,7 +27,8 @@ class WeightPlan:
     """How a model is to be held.
 
     Attributes:
-        dtype: Type of the weights: "float32", "float16", "bfloat16", "int8" or "int4", or what they are quantised to.
+        dtype: Type of the weights: "float32", "float16", "bfloat16", "int8" or "int4", or what they are
+            quantised to.
         activations: Type of what goes from layer to layer.
         packer: Holds the linear layers' weights; None leaves them as torch has them.
         strict: The type was asked for by name, so that weights which do not fit are an error. Otherwise the
@@ -106,8 +107,8 @@ def plan_weights(wanted: DType, device: torch.device, operators: CpuOperators | 
     if (kind := _INTEGERS.get(dtype)) is not None:
         if operators is None:
             raise StartupError(
-                f"dtype is {dtype}, but there are no C++ operators here, which multiply such weights (the log "
-                f"says why); {_ADVICE}"
+                f"dtype is {dtype}, but there are no C++ operators here, which multiply such weights (the "
+                f"log says why); {_ADVICE}"
             )
         return WeightPlan(dtype, torch.float32, kind(operators), strict)
     if dtype == "float16":
@@ -130,7 +131,8 @@ def settle(plan: WeightPlan, dtypes: Collection[str]) -> WeightPlan:
     if plan.strict:
         raise StartupError(
             "dtype is int4, but no layer of this model has weights of four bits, as GGUF files of the types "
-            "Q4_0, Q4_1 and Q4_K hold them, and rounding others to four bits is not offered; use dtype int8 or auto"
+            "Q4_0, Q4_1 and Q4_K hold them, and rounding others to four bits is not offered; use dtype int8 "
+            "or auto"
         )
     return replace(plan, dtype="int8")
 
