@@ -83,7 +83,8 @@ def tiny_model(
 
 
 def round_to_four_bits(model: PreTrainedModel) -> PreTrainedModel:
-    """Gives linear layers the weights that a converted file of 4-bit blocks has, where rows are whole blocks."""
+    """Gives linear layers the weights that a converted file of 4-bit blocks has, where rows are
+    whole blocks."""
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear) and layer.in_features % 32 == 0:
             layer.weight.data = four_bits(layer.weight.data)

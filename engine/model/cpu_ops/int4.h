@@ -170,7 +170,7 @@ struct Matrix {
     const uint16_t* scale = scales + panel * blocks * 2 * PANEL;
     const auto* row = reinterpret_cast<const int8_t*>(rows);
     const uint8_t* factors = rows + blocks * BLOCK;
-    std::fill(sums, sums + (M + N) * PANEL, 0.0f);
+    clear<M + N>(sums);
     for (int64_t i = 0; i < blocks; ++i) {
       block<M>(weights, scale, row, factors, stride, sums);
       if constexpr (N > 0) block<N>(weights, scale, row + M * stride, factors + M * stride, stride, sums + M * PANEL);

@@ -126,7 +126,7 @@ struct Matrix {
     const int8_t* weights = numbers + panel * blocks * BLOCK * PANEL;
     const uint16_t* scale = scales + panel * blocks * PANEL;
     const auto* row = reinterpret_cast<const int16_t*>(rows + sizeof(float));
-    std::fill(sums, sums + (M + N) * PANEL, 0.0f);
+    clear<M + N>(sums);
     for (int64_t i = 0; i < blocks; ++i) {
       block<M>(weights, scale, row, stride, sums);
       if constexpr (N > 0) block<N>(weights, scale, row + M * stride, stride, sums + M * PANEL);

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "lanes.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -12,6 +14,16 @@
 constexpr int64_t PANEL = 16;        // Outputs that lie together.
 constexpr int64_t GROUP = 6;         // Rows at a time: as many as sixteen registers hold.
 constexpr int64_t ROWS = 2 * GROUP;  // Rows that share one reading of the weights.
+
+// sums [M, PANEL] = 0. With `fill` compilers store it in one instruction that takes long to begin.
+template <int M>
+void clear(float* sums) {
+  Lanes zeros{};
+#if defined(__AVX2__)
+  asm("" : "+x"(zeros));
+#endif
+  for (int64_t i = 0; i < M * PANEL; i += WIDTH) store(sums + i, zeros);
+}
 
 // sums [count, PANEL]: up to ROWS rounded rows times a panel of the matrix.
 template <typename Matrix>
