@@ -24,7 +24,7 @@ constexpr int64_t BLOCK = 32;  // Inputs that share a scale.
 constexpr int64_t QUADS = BLOCK / 4;
 constexpr int64_t BYTES = BLOCK * PANEL / 2;  // Of a panel's numbers.
 constexpr float LARGEST = 127.0f;
-constexpr int64_t AHEAD = 12 * BYTES;  // Weights fetched ahead, so that arithmetic does not wait for memory.
+constexpr int64_t AHEAD = 12;  // Blocks fetched ahead, so that arithmetic does not wait for memory.
 
 // What the sums of a block of activations are weighted with: its scale, and the scale times the sum of its numbers.
 struct Factors {
@@ -86,11 +86,12 @@ void block(const uint8_t* weights, const uint16_t* scales, const int8_t* rows, c
   alignas(32) static constexpr uint64_t LOW_HALVES[4] = {0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f,
                                                          0x0f0f0f0f0f0f0f0f};
   const auto& mask = *reinterpret_cast<const __m256i*>(LOW_HALVES);
+  _mm_prefetch(reinterpret_cast<const char*>(scales + AHEAD * 2 * PANEL), _MM_HINT_T0);
   __m256i products[M][2] = {};
 #pragma GCC unroll 1  // Unrolled it does not keep the products in registers.
   for (int64_t quad = 0; quad < QUADS; ++quad) {
     const auto* source = reinterpret_cast<const __m256i*>(weights) + quad;
-    if (quad % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(source) + AHEAD, _MM_HINT_T0);
+    if (quad % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(source) + AHEAD * BYTES, _MM_HINT_T0);
     const __m256i both = _mm256_loadu_si256(source);
     __m256i low, high;
     // In assembly because compilers interleave the rows and then run out of registers; the mask stays in memory.

@@ -21,7 +21,7 @@ namespace int8 {
 constexpr int64_t BLOCK = 64;  // Inputs that share a scale.
 constexpr int64_t PAIRS = BLOCK / 2;
 constexpr float LARGEST = 32767.0f;
-constexpr int64_t AHEAD = 3 * BLOCK * PANEL;  // Weights fetched ahead, so that arithmetic does not wait for memory.
+constexpr int64_t AHEAD = 3;  // Blocks fetched ahead, so that arithmetic does not wait for memory.
 
 // Rounds a row to 16 bits and fills up with zeros; returns the scale. A row with values that are not finite has a
 // scale that is not a number.
@@ -61,7 +61,7 @@ void block(const int8_t* weights, const uint16_t* scales, const int16_t* rows, i
   __m256i products[M][2] = {};
   for (int64_t pair = 0; pair < PAIRS; ++pair) {
     const auto* source = reinterpret_cast<const __m128i*>(weights + pair * PANEL * 2);
-    if (pair % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(source) + AHEAD, _MM_HINT_T0);
+    if (pair % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(source) + AHEAD * BLOCK * PANEL, _MM_HINT_T0);
     const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128(source));
     const __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128(source + 1));
     for (int m = 0; m < M; ++m) {
