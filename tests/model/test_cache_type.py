@@ -13,7 +13,6 @@ from engine.model import cache_type
 from engine.model.cache_type import choose_cache_type, has_exact_rows, rounding_type
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import wrap_model
-from tests.engines import load_tiny
 from tests.operators import need_operators
 from tests.tiny import tiny_model
 
@@ -68,7 +67,7 @@ def test_a_gpu_takes_the_models_own_type_unless_told(gpu: LoadedModel) -> None:
 def test_eight_bits_are_refused_where_nothing_reads_them(
     gpu: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(StartupError, match="fp8, which is for GPUs, but .* is cpu: use .* float16, or auto"):
+    with pytest.raises(StartupError, match=r"fp8, which is for GPUs, but .* is cpu: use .* float16, or auto"):
         choose_cache_type("fp8", packed())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(StartupError, match="fp8, which needs the package triton: pip install triton, or use"):
