@@ -15,7 +15,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "fp8": torch.float8_e4m3fn,
 }
-_EIGHT_BITS = (8, 9)
+EIGHT_BITS_CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with numbers of eight bits."""
 
 
@@ -37,10 +37,10 @@ def check_cache_type(wanted: KVCacheDType, device: torch.device) -> None:
             "auto, which takes what is best there"
         )
     capability = torch.cuda.get_device_capability(device)
-    if capability < _EIGHT_BITS:
+    if capability < EIGHT_BITS_CAPABILITY:
         raise StartupError(
             "kv_cache_dtype is fp8, which needs a GPU of compute capability {}.{} or more, but {} has {}.{}: "
-            "use kv_cache_dtype auto".format(*_EIGHT_BITS, device, *capability)
+            "use kv_cache_dtype auto".format(*EIGHT_BITS_CAPABILITY, device, *capability)
         )
     if importlib.util.find_spec("triton") is None:
         raise StartupError(
