@@ -102,7 +102,7 @@ def encode(model: LoadedModel, text: str, limit: int) -> list[int]:
 def log_probabilities(
     model: LoadedModel, tokens: list[int], cache_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """float32 [num_tokens, vocab_size]: what comes after each token; over the cache that auto means, or another."""
+    """float32 [num_tokens, vocab_size]: what comes after each token; None takes the cache that is served."""
     num_blocks = -(-len(tokens) // BLOCK_SIZE)
     dtype = cache_dtype or choose_cache_type("auto", model)
     cache = PagedKVCache(model.layers, num_blocks, BLOCK_SIZE, dtype, model.device)
