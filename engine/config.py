@@ -18,7 +18,7 @@ from engine.section import Section
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 DType = Literal["auto", "float32", "float16", "bfloat16", "int8", "int4"]
-KVCacheDType = Literal["auto", "float32", "float16", "bfloat16"]
+KVCacheDType = Literal["auto", "float32", "float16", "bfloat16", "fp8"]
 Quantization = Literal["int8", "int4", "fp8"]
 
 
@@ -70,7 +70,8 @@ class CacheConfig(Section):
     kv_cache_dtype: KVCacheDType = Field(
         "auto",
         description="Type of keys and values; auto: float16 where the C++ operators run a model "
-        "of int8 or float16 weights, else that of the activations.",
+        "of int8 or float16 weights, else that of the activations; fp8: 8 bits (float8_e4m3fn) on a GPU of "
+        "compute capability 8.9 or more.",
     )
     prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prompt beginnings.")
 

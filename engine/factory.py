@@ -15,13 +15,14 @@ from engine.drafting import Drafting
 from engine.engine_core import EngineCore
 from engine.grammar import GrammarCompiler, GrammarVocabulary
 from engine.model.attention.choice import choose_backend
-from engine.model.cache_type import choose_cache_type
+from engine.model.cache_type import check_cache_type, choose_cache_type
 from engine.model.graph_memory import recorded_bytes
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import load_causal_lm
 from engine.model.memory import GIB, CacheFootprint, plan_blocks
 from engine.model.model_runner import ModelRunner
+from engine.model.weight_type import choose_device
 from engine.output_processor import OutputProcessor
 from engine.sampling_params import Acceptance
 from engine.speculation.auto_planner import AutoPlanner
@@ -68,6 +69,7 @@ def build_engine(config: EngineConfig) -> Engine:
     Raises:
         StartupError: A setting cannot hold; the message says what to do.
     """
+    check_cache_type(config.cache.kv_cache_dtype, choose_device(config.model.device))
     target = load_causal_lm(config.model)
     drafts = load_drafts(config.speculation, target, config.model)
     parts = _parts(config, target, drafts, None)
@@ -187,14 +189,7 @@ def _parts(
     drafters = build_drafters(config, target, speculator)
     _log_speculation(config, drafts, is_on=speculator is not None)
     cache = PagedKVCache(target.layers, plan.num_blocks, config.cache.block_size, dtype, target.device)
-    runner = ModelRunner(
-        target.module,
-        cache,
-        backend,
-        target.vocab_size,
-        target.operators,
-        target.weights,
-    )
+    runner = ModelRunner(target.module, cache, backend, target.vocab_size, target.operators, target.weights)
     tokenizer = None if target.tokenizer is None else Tokenizer(target.tokenizer)
     measurements = Measurements(
         [MethodMeasurements(each.method, each.needs.estimates, each.needs.shape) for each in drafters]

@@ -93,7 +93,7 @@ def round_to_four_bits(model: PreTrainedModel) -> PreTrainedModel:
 
 def four_bits(weight: torch.Tensor) -> torch.Tensor:
     """Weights rounded as GGUF's Q4_1 does, and then as float16: float32 [outputs, inputs], both ways."""
-    blocks = weight.unflatten(1, (-1, 32))
+    blocks = weight.view(len(weight), -1, 32)
     least, top = (bound.half().float() for bound in blocks.aminmax(dim=2, keepdim=True))
     scale = ((top - least) / 15).half().float()
     numbers = ((blocks - least) / scale).round().clamp(0, 15)

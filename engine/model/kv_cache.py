@@ -32,12 +32,21 @@ def narrowed(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Numbers in the type of a cache, rounded to nearest, ties to even.
 
     A finite number that the type has no room for becomes the largest that it has: a score that is off by a
-    little is better than one that is not a number. What is infinite or not a number stays so.
+    little is better than one that is not a number. What is infinite or not a number stays so; float8_e4m3fn
+    has no infinity, and what is infinite is not a number there.
     """
     if numbers.dtype == dtype:
         return numbers
+    # In 32 bits: bfloat16 has nothing between float16's largest number and what that has no room for.
+    wide = numbers.float()
     limit = torch.finfo(dtype).max
-    return torch.where(numbers.isinf(), numbers, numbers.clamp(-limit, limit)).to(dtype)
+    beyond = torch.nan if dtype == torch.float8_e4m3fn else wide
+    return torch.where(wide.isinf(), beyond, wide.clamp(-limit, limit)).to(dtype)
+
+
+def as_bytes(numbers: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes where a number is one: torch moves bytes, and hardly knows such numbers."""
+    return numbers.view(torch.uint8) if numbers.dtype.itemsize == 1 else numbers
 
 
 class PagedKVCache:
@@ -84,13 +93,30 @@ class PagedKVCache:
             keys: [num_tokens, num_kv_heads, key_dim].
             values: [num_tokens, num_kv_heads, value_dim].
         """
-        self.keys[layer].index_copy_(0, slots, narrowed(keys, self.dtype))
-        self.values[layer].index_copy_(0, slots, narrowed(values, self.dtype))
+        for kept, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            as_bytes(kept).index_copy_(0, slots, as_bytes(narrowed(new, self.dtype)))
+
+    def read(self, layer: int, slots: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """One layer's keys and values of some tokens.
+
+        Args:
+            layer: Index of the layer.
+            slots: Where they are, int64 [num_tokens].
+            dtype: Type to give them in.
+
+        Returns:
+            [num_tokens, num_kv_heads, key_dim] and [num_tokens, num_kv_heads, value_dim].
+        """
+        keys, values = (
+            as_bytes(kept).index_select(0, slots).view(self.dtype).to(dtype)
+            for kept in (self.keys[layer], self.values[layer])
+        )
+        return keys, values
 
     def clear(self, num_slots: int) -> None:
         """Fills the first slots of all layers with zeros."""
         for stack in self._stacks.values():
-            stack[:, :num_slots] = 0
+            as_bytes(stack)[:, :num_slots] = 0
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies slots in every layer at once, as if all were read before any is written.
@@ -102,7 +128,7 @@ class PagedKVCache:
         device = self.keys[0].device
         source = torch.tensor(sources, dtype=torch.int64, device=device)
         target = torch.tensor(targets, dtype=torch.int64, device=device)
-        for stack in self._stacks.values():
+        for stack in map(as_bytes, self._stacks.values()):
             stack.index_copy_(1, target, stack.index_select(1, source))
 
 

@@ -1,9 +1,10 @@
 """What a type of weights costs in quality, on real text: perplexity, KL divergence and greedy agreement.
 
-    python -m tests.bench.quality [--model M] [--tokens 2048]
+    python -m tests.bench.quality [--model M] [--tokens 2048] [--eight-bit-cache]
 
 Every type of weights, over the key/value cache that is served with it, is compared with float32, on source
-code (modules of Python's standard library) and on prose (this project's documents).
+code (modules of Python's standard library) and on prose (this project's documents). Keys and values in
+float8_e4m3fn, which GPUs have, are compared behind weights in float32, with attention in plain torch.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from engine.model.model_runner import ModelRunner
 BLOCK_SIZE = 16
 CHUNK = 256
 DTYPES: tuple[DType, ...] = ("float16", "int8", "int4")
+EIGHT_BITS = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +53,21 @@ def main() -> None:
     plain = load(options.model, "float32")
     texts = {name: encode(plain, text, options.tokens) for name, text in read_texts().items()}
     expected = {name: log_probabilities(plain, tokens) for name, tokens in texts.items()}
+    rounded = {}
+    if options.eight_bit_cache:
+        rounded = {name: log_probabilities(plain, tokens, EIGHT_BITS) for name, tokens in texts.items()}
     del plain
     head = ("weights", "text", "tokens", "perplexity", "vs float32", "KL", "same choice")
     say("{:12} {:6} {:>6} {:>11} {:>10} {:>9} {:>11}".format(*head))
     for name, tokens in texts.items():
         quality = compare(expected[name], expected[name], tokens)
         say(f"{'float32':12} {name:6} {len(tokens):6} {quality.perplexity:11.4f}")
-    for dtype in DTYPES:
+    for name, got in rounded.items():
+        say(row("cache of fp8", name, got, expected[name], texts[name]))
+    for dtype in () if options.eight_bit_cache else DTYPES:
         model = load(options.model, dtype)
         for name, tokens in texts.items():
-            quality = compare(log_probabilities(model, tokens), expected[name], tokens)
-            exact = compare(expected[name], expected[name], tokens)
-            change = quality.perplexity / exact.perplexity - 1
-            say(
-                f"{dtype:12} {name:6} {len(tokens):6} {quality.perplexity:11.4f} {change:+10.3%} "
-                f"{quality.divergence:9.6f} {quality.agreement:11.4f}"
-            )
+            say(row(dtype, name, log_probabilities(model, tokens), expected[name], tokens))
 
 
 def parse() -> argparse.Namespace:
@@ -74,6 +75,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.quality", description=__doc__.split("\n")[0])
     parser.add_argument("--model", default=ModelConfig().model)
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of each text")
+    parser.add_argument("--eight-bit-cache", action="store_true", help="that instead of types of weights")
     return parser.parse_args()
 
 
@@ -97,18 +99,31 @@ def encode(model: LoadedModel, text: str, limit: int) -> list[int]:
     return list(model.tokenizer.encode(text, add_special_tokens=False))[:limit]
 
 
-def log_probabilities(model: LoadedModel, tokens: list[int]) -> torch.Tensor:
-    """float32 [num_tokens, vocab_size]: what comes after each token."""
+def log_probabilities(
+    model: LoadedModel, tokens: list[int], cache_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """float32 [num_tokens, vocab_size]: what comes after each token; None takes the cache that is served."""
     num_blocks = -(-len(tokens) // BLOCK_SIZE)
-    dtype = choose_cache_type("auto", model)
+    dtype = cache_dtype or choose_cache_type("auto", model)
     cache = PagedKVCache(model.layers, num_blocks, BLOCK_SIZE, dtype, model.device)
-    runner = ModelRunner(model.module, cache, choose_backend(model.operators, model.device), model.vocab_size)
+    operators = None if dtype == EIGHT_BITS else model.operators
+    runner = ModelRunner(model.module, cache, choose_backend(operators, model.device), model.vocab_size)
     rows = []
     for begin in range(0, len(tokens), CHUNK):
         piece = tokens[begin : begin + CHUNK]
         batch = runner.build([SequenceSlice(piece, begin, range(num_blocks), rows=len(piece))])
         rows.append(runner.forward(batch).log_softmax(-1))
     return torch.cat(rows)
+
+
+def row(name: str, text: str, got: torch.Tensor, expected: torch.Tensor, tokens: list[int]) -> str:
+    """A line about what is not the plain model."""
+    quality, exact = compare(got, expected, tokens), compare(expected, expected, tokens)
+    change = quality.perplexity / exact.perplexity - 1
+    return (
+        f"{name:12} {text:6} {len(tokens):6} {quality.perplexity:11.4f} {change:+10.3%} "
+        f"{quality.divergence:9.6f} {quality.agreement:11.4f}"
+    )
 
 
 def compare(got: torch.Tensor, expected: torch.Tensor, tokens: list[int]) -> Quality:

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 
 from engine import factory
+from engine.config import KVCacheDType
 from engine.llm import LLM
+from engine.model import cache_type
+from engine.model.attention.reference import ReferenceAttention
 from engine.model.attention.tiles import SplitRules
 from engine.sampling_params import SamplingParams
 from engine.speculation import factory as speculation_factory
@@ -30,10 +34,16 @@ def texts(build: Callable[[], LLM], max_tokens: int) -> list[Any]:
     return [output.token_ids for output in build().generate(PROMPTS, params)]
 
 
-def drafted_by_a_model(*, enforce_eager: bool = False) -> LLM:
+def drafted_by_a_model(*, enforce_eager: bool = False, kv_cache_dtype: KVCacheDType = "auto") -> LLM:
     target = load_tiny(**SIZES)  # type: ignore[arg-type]
     draft = load_tiny(noise=0.05, **SIZES)  # type: ignore[arg-type]
-    return build_llm("draft_model 2,1", target=target, draft=draft, enforce_eager=enforce_eager)
+    return build_llm(
+        "draft_model 2,1",
+        target=target,
+        draft=draft,
+        enforce_eager=enforce_eager,
+        kv_cache_dtype=kv_cache_dtype,
+    )
 
 
 def drafted_by_a_head(*, enforce_eager: bool = False) -> LLM:
@@ -79,6 +89,20 @@ def test_the_texts_are_the_same(
     assert texts(build, max_tokens) == expected
     assert chosen.records == [True, True]
     assert chosen.recorder.num_replays > 2 * len(chosen.recorder.tapes) > 0
+
+
+def test_they_are_the_same_over_eight_bits(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_type, "check_cache_type", lambda wanted, device: None)
+    # Plain torch knows such caches, and the C++ operators do not.
+    for module in (factory, speculation_factory):
+        monkeypatch.setattr(module, "choose_backend", lambda *_, records: ReferenceAttention())
+    build = partial(drafted_by_a_model, kv_cache_dtype="fp8")
+    expected = texts(build, 8)
+    chosen: Chosen = request.getfixturevalue("chosen")
+    assert texts(build, 8) == expected
+    assert chosen.recorder.num_replays > 0
 
 
 def test_eager_means_that_nothing_is_recorded(chosen: Chosen) -> None:

@@ -11,8 +11,9 @@ from engine.model.attention.interface import AttentionBackend
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.attention.tiles import SplitRules
 from engine.model.attention.triton import TritonAttention
+from engine.model.cache_type import EIGHT_BITS_CAPABILITY
 from engine.model.input_batch import SequenceSlice
-from engine.model.kv_cache import PagedKVCache
+from engine.model.kv_cache import PagedKVCache, narrowed
 from engine.model.loader import wrap_model
 from engine.model.model_runner import ModelRunner
 from engine.model.recording import CudaRecorder, Recording, Results
@@ -92,19 +93,24 @@ def kernel_findings(device: torch.device, *, tiny: bool) -> list[Finding]:
 
 def _other_cache_types(device: torch.device) -> tuple[torch.dtype, ...]:
     """Besides the queries', bfloat16."""
-    has_eight_bits = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    has_eight_bits = (
+        device.type == "cuda" and torch.cuda.get_device_capability(device) >= EIGHT_BITS_CAPABILITY
+    )
     return (torch.float16, torch.float8_e4m3fn) if has_eight_bits else (torch.float16,)
 
 
 def _rounding_finding(cache_dtype: torch.dtype, device: torch.device) -> Finding:
-    """Whether numbers between those of a cache's type are written as torch rounds them."""
+    """Whether numbers between those of a cache's type, and beyond them, are written as the reference does."""
     [table] = tables(1)
     step = make_step([SequenceSlice([0] * 64, 0, table)], SHAPES[0], torch.float32, device)
     cache = make_cache(step.cache.keys[0], step.cache.values[0], cache_dtype)
-    replace(step, cache=cache).attend(TritonAttention(WHOLE), wish("plain", SHAPES[0][0], device))
+    # Some are small, some too large for a type of eight bits.
+    scales = 4.0 ** torch.arange(-7, 9, device=device).repeat(4)[:, None]
+    step = replace(step, cache=cache, key=step.key * scales, value=step.value * scales)
+    step.attend(TritonAttention(WHOLE), wish("plain", SHAPES[0][0], device))
     faults = []
     for name, new, kept in (("keys", step.key, cache.keys[0]), ("values", step.value, cache.values[0])):
-        rounded = new[0].transpose(0, 1).to(cache_dtype).float()
+        rounded = narrowed(new[0].transpose(0, 1), cache_dtype).float()
         wrong = kept[step.batch.slots].float() != rounded
         if bool(wrong.any()):
             faults.append(f"{int(wrong.sum())} of {wrong.numel()} {name} are rounded otherwise")
@@ -189,11 +195,16 @@ def _logits(arch: str, device: torch.device, backend: AttentionBackend, repeats:
     return last_logits(tiny_model(arch).to(device), backend, repeats)
 
 
-def last_logits(module: PreTrainedModel, backend: AttentionBackend, repeats: int = 1) -> torch.Tensor:
-    """The same of a model where it is."""
+def last_logits(
+    module: PreTrainedModel,
+    backend: AttentionBackend,
+    repeats: int = 1,
+    cache_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The same of a model where it is, over a cache of the model's type or another one."""
     model = wrap_model(module, None, name="tiny")
     [table] = tables(1)
-    cache = PagedKVCache(model.layers, len(table), 4, model.dtype, model.device)
+    cache = PagedKVCache(model.layers, len(table), 4, cache_dtype or model.dtype, model.device)
     runner = ModelRunner(model.module, cache, backend, model.vocab_size)
     tokens = [(7 * token) % 250 for token in range(20)]
     passes = (

@@ -10,6 +10,7 @@ from engine.config import (
     CacheConfig,
     DraftModelSpeculation,
     EngineConfig,
+    KVCacheDType,
     NoSpeculation,
     SchedulerConfig,
     SpeculationConfig,
@@ -45,6 +46,7 @@ class Plan:
         batches: Requests that run together.
         acceptance: Chance that a draft token behind accepted ones is right.
         copy_bytes: What the bandwidth is measured with.
+        kv_cache_dtype: The setting.
     """
 
     target: ModelShape = EIGHT_B
@@ -55,6 +57,7 @@ class Plan:
     batches: tuple[int, ...] = (1, 8, 32)
     acceptance: float = 0.8
     copy_bytes: int = 2 << 30
+    kv_cache_dtype: KVCacheDType = "auto"
 
 
 TINY_PLAN = Plan(TINY, TINY, torch.float32, context=6, answer=8, batches=(1, 2), copy_bytes=1 << 20)
@@ -135,7 +138,12 @@ def speeds(plan: Plan, bandwidth: float, device: torch.device) -> Iterator[Speed
 def _core(method: str, plan: Plan, target: LoadedModel, draft: LoadedModel) -> EngineCore:
     blocks = max(plan.batches) * (-(-(plan.context + plan.answer + 64) // BLOCK_SIZE) + 1)
     config = EngineConfig(
-        cache=CacheConfig(block_size=BLOCK_SIZE, num_kv_blocks=blocks, prefix_caching=False),
+        cache=CacheConfig(
+            block_size=BLOCK_SIZE,
+            num_kv_blocks=blocks,
+            kv_cache_dtype=plan.kv_cache_dtype,
+            prefix_caching=False,
+        ),
         scheduler=SchedulerConfig(max_num_seqs=max(plan.batches), max_num_batched_tokens=16384),
         speculation=METHODS[method],
     )

@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed; it comes for Linux on x86-64 alone")
 
 from engine.model.attention.triton import TritonPlan
+from engine.model.kv_cache import as_bytes, narrowed
 from engine.sampling_params import SamplingParams
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
 from engine.token_tree import TokenTree
@@ -46,6 +47,33 @@ def test_a_wrong_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         head_findings(device),
     ):
         assert all(finding.fault for finding in findings)
+
+
+def test_eight_bits_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here where they are allowed for once; a wrong kernel is told."""
+    from engine.model import cache_type
+    from tests.gpu.agreement import _rounding_finding
+    from tests.gpu.eight_bits import eight_bit_findings
+
+    device, eight_bits = torch.device("cpu"), torch.float8_e4m3fn
+    monkeypatch.setattr(cache_type, "check_cache_type", lambda wanted, device: None)
+    assert not _rounding_finding(eight_bits, device).fault
+    findings = eight_bit_findings(device)
+    assert len(findings) == 8
+    assert not any(finding.fault for finding in findings)
+    monkeypatch.setattr(TritonPlan, "_store", cut_off)
+    assert "rounded otherwise" in _rounding_finding(eight_bits, device).fault
+    assert "of the largest logit" in eight_bit_findings(device)[0].fault
+
+
+def cut_off(
+    plan: TritonPlan, key: torch.Tensor, value: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> None:
+    """Writes numbers of three bits of mantissa that are rounded towards zero."""
+    for new, kept in ((key, keys), (value, values)):
+        mantissa, exponent = new.transpose(0, 1).frexp()
+        cut = torch.ldexp((mantissa * 16).trunc() / 16, exponent)
+        as_bytes(kept)[plan._inputs.slots] = as_bytes(narrowed(cut, kept.dtype))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")

@@ -40,18 +40,22 @@ CONSTANTS = {
     "HAS_SINKS": True,
     "WIDE_DOTS": False,
 }
+LIMITS = {"fp16": 65504.0, "fp8e4nv": 448.0}
 
 
 def compile_kernel(kernel: Any, capability: int, cache_type: str) -> Any:
     """What Triton makes of a kernel; raises where it is refused."""
     types = {name: kind for kind, names in TYPES.items() for name in names}
-    types |= dict.fromkeys(("keys", "values"), f"*{cache_type}")
+    # Numbers of eight bits are written as bytes.
+    kept = "u8" if kernel is kernels.store and cache_type == "fp8e4nv" else cache_type
+    types |= dict.fromkeys(("keys", "values"), f"*{kept}")
+    known = CONSTANTS | {"LIMIT": LIMITS.get(cache_type, 0.0)}
     signature = {}
     constants = {}
     for index, name in enumerate(kernel.arg_names):
-        if name in CONSTANTS:
+        if name in known:
             signature[name] = "constexpr"
-            constants[(index,)] = CONSTANTS[name]
+            constants[(index,)] = known[name]
         else:
             signature[name] = types.get(name, "i32")
     source = ASTSource(kernel, signature, constants)

@@ -1,17 +1,18 @@
 """The type of keys and values: what the setting means for a model, and what an engine makes of it."""
 
+import importlib.util
 from dataclasses import replace
 
 import pytest
 import torch
 
-from engine.config import CacheConfig, DType, EngineConfig, KVCacheDType, NoSpeculation
+from engine.config import CacheConfig, DType, EngineConfig, KVCacheDType, ModelConfig, NoSpeculation
 from engine.errors import StartupError
-from engine.factory import Engine, assemble
+from engine.factory import Engine, assemble, build_engine
+from engine.model import cache_type
 from engine.model.cache_type import choose_cache_type, has_exact_rows, rounding_type
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import wrap_model
-from tests.engines import load_tiny
 from tests.operators import need_operators
 from tests.tiny import tiny_model
 
@@ -47,15 +48,43 @@ def test_a_cpu_takes_each_type_by_name(wanted: KVCacheDType, dtype: torch.dtype)
     assert choose_cache_type(wanted, packed(dtype="float32")) == dtype
 
 
-def test_a_gpu_takes_the_models_own_type_alone() -> None:
-    model = replace(
-        packed(dtype="float32"), device=torch.device("cuda:0"), dtype=torch.bfloat16, operators=None
-    )
-    assert choose_cache_type("auto", model) == torch.bfloat16
-    assert choose_cache_type("bfloat16", model) == torch.bfloat16
-    message = "kv_cache_dtype is float16, but llama runs on cuda:0 in bfloat16, .* or dtype float16$"
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
+    """A model that says it is on a GPU, which says it is of the first that have numbers of eight bits."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    model = wrap_model(tiny_model("llama"), None, name="tiny")
+    return replace(model, device=torch.device("cuda:1"), dtype=torch.bfloat16)
+
+
+def test_a_gpu_takes_the_models_own_type_unless_told(gpu: LoadedModel) -> None:
+    assert choose_cache_type("auto", gpu) == torch.bfloat16
+    for wanted, dtype in NAMED.items():
+        assert choose_cache_type(wanted, gpu) == dtype
+    assert choose_cache_type("fp8", gpu) == torch.float8_e4m3fn
+
+
+def test_eight_bits_are_refused_where_nothing_reads_them(
+    gpu: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StartupError, match=r"fp8, which is for GPUs, but .* is cpu: use .* float16, or auto"):
+        choose_cache_type("fp8", packed())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(StartupError, match="fp8, which needs the package triton: pip install triton, or use"):
+        choose_cache_type("fp8", gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    message = "fp8, which needs .* 8.9 or more, but cuda:1 has 8.6: use kv_cache_dtype auto$"
     with pytest.raises(StartupError, match=message):
-        choose_cache_type("float16", model)
+        choose_cache_type("fp8", gpu)
+    assert choose_cache_type("float16", gpu) == torch.float16
+
+
+def test_they_are_refused_before_anything_is_read() -> None:
+    config = EngineConfig(
+        model=ModelConfig(model="/nowhere", device="cpu"), cache=CacheConfig(kv_cache_dtype="fp8")
+    )
+    with pytest.raises(StartupError, match="kv_cache_dtype is fp8"):
+        build_engine(config)
 
 
 def test_what_rounding_makes_of_a_difference() -> None:
@@ -67,6 +96,8 @@ def test_what_rounding_makes_of_a_difference() -> None:
     assert rounding_type(torchs, torch.float32) == torch.float32
     assert rounding_type(torchs, torch.float16) == torch.float16
     assert rounding_type(replace(torchs, dtype=torch.bfloat16), torch.float16) == torch.bfloat16
+    narrow = torch.float8_e4m3fn
+    assert rounding_type(replace(torchs, dtype=torch.bfloat16), narrow) == narrow
 
 
 def engine(model: LoadedModel, wanted: KVCacheDType) -> Engine:
@@ -74,12 +105,16 @@ def engine(model: LoadedModel, wanted: KVCacheDType) -> Engine:
     return assemble(EngineConfig(cache=cache, speculation=NoSpeculation()), model)
 
 
-def test_half_the_bytes_make_twice_the_blocks(caplog: pytest.LogCaptureFixture) -> None:
+def test_half_the_bytes_make_twice_the_blocks(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1 KiB: two layers of two heads of 8, keys and values, of four tokens in a block."""
-    model = load_tiny(max_model_len=4)
+    monkeypatch.setattr(cache_type, "check_cache_type", lambda wanted, device: None)
+    model = wrap_model(tiny_model("llama"), None, name="tiny", max_model_len=4)
     with caplog.at_level("INFO"):
-        narrow, wide = engine(model, "float16"), engine(model, "float32")
-    assert narrow.runner.cache.dtype == torch.float16
-    assert wide.runner.cache.dtype == torch.float32
-    assert [len(each.runner.cache.keys[0]) for each in (narrow, wide)] == [8, 4]
+        engines = [engine(model, wanted) for wanted in ("fp8", "float16", "float32")]
+    caches = [each.runner.cache for each in engines]
+    assert [cache.dtype for cache in caches] == [torch.float8_e4m3fn, torch.float16, torch.float32]
+    assert [len(cache.keys[0]) for cache in caches] == [16, 8, 4]
     assert "blocks of 4 tokens, float16, 0.00 GiB for the target" in caplog.text
+    assert "blocks of 4 tokens, float8_e4m3fn, 0.00 GiB for the target" in caplog.text

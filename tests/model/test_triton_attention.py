@@ -4,7 +4,10 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -12,15 +15,17 @@ import torch
 from engine.model.attention import choice
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.attention.tiles import SplitRules
-from engine.model.input_batch import SequenceSlice
-from engine.model.kv_cache import PagedKVCache
+from engine.model.input_batch import InputBatch, SequenceSlice
+from engine.model.kv_cache import LayerShape, PagedKVCache
 from engine.model.model_runner import ModelRunner
 from tests.engines import load_tiny
 from tests.model.attention_steps import (
+    TOLERANCES,
     TREE,
     Shape,
     assert_agrees,
     long_stretches,
+    make_cache,
     make_step,
     mixed,
     tables,
@@ -30,8 +35,8 @@ from tests.model.attention_steps import (
 pytest.importorskip("triton", reason="triton is not installed; it comes for Linux on x86-64 alone")
 
 from engine.model.attention import triton as backend_module
-from engine.model.attention import triton_kernels
-from engine.model.attention.triton import TritonAttention
+from engine.model.attention import triton_kernels, triton_rounding
+from engine.model.attention.triton import TritonAttention, TritonPlan
 
 CPU = torch.device("cpu")
 WHOLE = SplitRules(wanted_programs=1, min_slots=16)
@@ -83,12 +88,90 @@ def test_sixteen_bits(dtype: torch.dtype, name: str, rules: SplitRules) -> None:
 def test_a_cache_of_another_type(
     dtype: torch.dtype, cache_dtype: torch.dtype, name: str, rules: SplitRules
 ) -> None:
-    """With numbers that it can hold: the interpreter rounds in ways of its own."""
+    """With numbers that it can hold: the interpreter rounds to bfloat16 in a way of its own."""
     a, b = tables(2)
     slices = [SequenceSlice([0] * 5, 0, a), SequenceSlice([0], 75, b, TREE)]
     step = make_step(slices, EVEN, dtype, CPU, cache_dtype)
     assert step.cache.keys[0].dtype == cache_dtype
     assert_agrees(TritonAttention(rules), step, wish(name, 4, CPU))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("name", "rules"), [("plain", WHOLE), ("all", SPLIT)])
+def test_any_numbers_are_rounded_to_eight_bits(dtype: torch.dtype, name: str, rules: SplitRules) -> None:
+    """What comes out is what rounded keys and values give, those that are new in the pass included."""
+    a, b = tables(2)
+    slices = [SequenceSlice([0] * 5, 0, a), SequenceSlice([0], 75, b, TREE)]
+    step = make_step(slices, EVEN, dtype, CPU)
+    step = replace(step, cache=make_cache(step.cache.keys[0], step.cache.values[0], torch.float8_e4m3fn))
+    rounded = [tensor.to(torch.float8_e4m3fn).to(dtype) for tensor in (step.key, step.value)]
+    assert not torch.equal(step.key, rounded[0])
+    expected = replace(step.widened(), key=rounded[0].float(), value=rounded[1].float())
+    options = wish(name, EVEN[0], CPU)
+    got = step.attend(TritonAttention(rules), options).float()
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(
+        got, expected.attend(ReferenceAttention(), options), rtol=tolerance, atol=tolerance
+    )
+    written = step.batch.slots
+    assert torch.equal(step.cache.keys[0][written].float(), expected.cache.keys[0][written])
+    assert torch.equal(step.cache.values[0][written].float(), expected.cache.values[0][written])
+
+
+def numbers_of_all_sizes(dtype: torch.dtype) -> torch.Tensor:
+    """[2, 16, 128]: among them those halfway between two of eight bits, and those that none has room for."""
+    generator = torch.Generator().manual_seed(0)
+    small = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    halves = (small[:-1] + small[1:]) / 2
+    beyond = torch.tensor([464.0, 465.0, 480.0, 6e4, 1e30, float("inf"), float("nan"), 1e-30])
+    known = torch.cat([small, halves, halves * 1.001, halves * 0.999, beyond])
+    random = torch.randn(2048 - len(known), generator=generator)
+    random *= 2.0 ** torch.randint(-12, 10, random.shape, generator=generator)
+    numbers = torch.cat([known, random])
+    return torch.stack([numbers, -numbers]).view(2, 16, 128).to(dtype)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # Of the interpreter.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("cache_dtype", [torch.float16, torch.float8_e4m3fn])
+def test_what_is_written_is_rounded_as_by_the_reference(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    """Bit by bit, and what is not a number stays none."""
+    assert_rounds(numbers_of_all_sizes(dtype), cache_dtype)
+
+
+def assert_rounds(numbers: torch.Tensor, cache_dtype: torch.dtype) -> None:
+    """Two tokens' keys, which are each other's values."""
+    ours, theirs = (PagedKVCache([LayerShape(16, 128, 128)], 1, 2, cache_dtype, CPU) for _ in range(2))
+    batch = InputBatch.build([SequenceSlice([0, 0], 0, [0])], 2, CPU)
+    keys, values = numbers, numbers.flip(0)
+    theirs.write(0, batch.slots, keys, values)
+    plan = TritonAttention(WHOLE).plan(batch, ours)
+    assert isinstance(plan, TritonPlan)
+    plan._store(keys.transpose(0, 1), values.transpose(0, 1), ours.keys[0], ours.values[0])
+    for mine, other in ((ours.keys[0], theirs.keys[0]), (ours.values[0], theirs.values[0])):
+        assert torch.equal(mine.float().isnan(), other.float().isnan())
+        assert torch.equal(mine.float().nan_to_num(9e9), other.float().nan_to_num(9e9))
+
+
+ROUNDING_FAULTS = {
+    "halves go up": ("((size >> 20) & 1)", "1"),
+    "what is cut off is lost": ("size + 0x7FFFF + ((size >> 20) & 1)", "size"),
+    "the smallest numbers have exponents": ("size < 0x3C800000", "size < 0x3C000000"),
+    "there is no limit": ('(new > LIMIT) & (new < float("inf"))', "new > 1e38"),
+    "an infinity is a number": ("size >= 0x7F800000", "size > 0x7F800000"),
+    "there is no sign": ("number | ((bits >> 24) & 0x80)", "number"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("fault", ROUNDING_FAULTS)
+def test_a_planted_fault_of_rounding_is_found(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty = load_faulty(triton_rounding, *ROUNDING_FAULTS[fault], tmp_path)
+    monkeypatch.setattr(triton_kernels, "narrowed_numbers", faulty.narrowed_numbers)
+    with pytest.raises(AssertionError):
+        assert_rounds(numbers_of_all_sizes(torch.float32), torch.float8_e4m3fn)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # Of the interpreter.
@@ -134,16 +217,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison would see it: with the kernels as they are it passes."""
-    right, wrong = FAULTS[fault]
-    source = Path(triton_kernels.__file__).read_text("utf-8")
-    assert source.count(right) == 1
-    faulty = tmp_path / "faulty_kernels.py"
-    faulty.write_text(source.replace(right, wrong), "utf-8")
-    spec = importlib.util.spec_from_file_location("faulty_kernels", faulty)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_faulty(triton_kernels, *FAULTS[fault], tmp_path)
     tree = TREE if "window" in fault else TREE.truncated(4)  # Deep enough to leave the window, or small.
     step = make_step([SequenceSlice([0], 70, tables(1)[0], tree)], EVEN, torch.float32, CPU)
     rules = SPLIT if "split" in fault else WHOLE
@@ -152,6 +226,21 @@ def test_a_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(backend_module, "kernels", module)
     with pytest.raises(AssertionError):
         assert_agrees(TritonAttention(rules), step, options)
+
+
+def load_faulty(module: ModuleType, right: str, wrong: str, folder: Path) -> Any:
+    """A module of kernels with something else in one place."""
+    assert module.__file__ is not None
+    source = Path(module.__file__).read_text("utf-8")
+    assert source.count(right) == 1
+    file = folder / "faulty_kernels.py"
+    file.write_text(source.replace(right, wrong), "utf-8")
+    spec = importlib.util.spec_from_file_location("faulty_kernels", file)
+    assert spec is not None
+    assert spec.loader is not None
+    faulty = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(faulty)
+    return faulty
 
 
 def test_it_is_chosen_on_cuda_where_triton_is(

@@ -32,9 +32,9 @@ def test_on_a_cpu() -> None:
         *(("auto", "int4", Int4Packer), ("int4", "int4", Int4Packer)),
         ("int8", "int8", Int8Packer),
     )
-    for choice, dtype, kind in integers:
+    for choice, called, kind in integers:
         plan = plan_weights(choice, CPU, operators)
-        assert (plan.dtype, plan.activations) == (dtype, torch.float32)
+        assert (plan.dtype, plan.activations) == (called, torch.float32)
         assert isinstance(plan.packer, kind)
         assert plan.strict == (choice != "auto")
     wishes: tuple[DType, ...] = ("auto", "float16")

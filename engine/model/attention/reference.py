@@ -39,9 +39,8 @@ class ReferencePlan:
         parts = []
         for index, span in enumerate(self._batch.spans):
             slots = self._batch.context_slots[index]
-            # [num_slots, num_kv_heads, dim], in the model's type whatever the cache's is.
-            keys = self._cache.keys[layer].index_select(0, slots).to(query.dtype)
-            values = self._cache.values[layer].index_select(0, slots).to(query.dtype)
+            # In the model's type whatever the cache's is.
+            keys, values = self._cache.read(layer, slots, query.dtype)
             parts.append(attend_one(query[0, :, span.begin : span.end], keys, values, masks[index], options))
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None]
 

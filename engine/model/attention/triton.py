@@ -29,7 +29,7 @@ from engine.model.attention.triton_tables import (
     power_of_two,
 )
 from engine.model.input_batch import InputBatch
-from engine.model.kv_cache import PagedKVCache
+from engine.model.kv_cache import PagedKVCache, as_bytes
 from engine.model.recording import Recorder
 from engine.model.static_batch import StaticBatch
 
@@ -41,9 +41,9 @@ _STAGES = 3
 class TritonAttention:
     """Attention in float32, float16 or bfloat16 on a CUDA device.
 
-    The cache may be of another of these types, or of float8_e4m3fn: numbers are rounded when they are written
-    and converted when they are read, without factors. float8_e4m3fn ends at 448, and takes a GPU of compute
-    capability 8.9.
+    The cache may be of another of these types, or of float8_e4m3fn: numbers are rounded as `narrowed` does it
+    when they are written, and converted when they are read, without factors. float8_e4m3fn takes a GPU of
+    compute capability 8.9.
 
     Args:
         rules: When contexts are split.
@@ -159,7 +159,7 @@ class TritonPlan:
     ) -> None:
         _, num_kv_heads, key_dim = keys.shape
         kernels.store[(key.shape[1],)](
-            *(key, value, keys, values, self._inputs.slots),
+            *(key, value, as_bytes(keys), as_bytes(values), self._inputs.slots),
             *key.stride()[:2],
             *value.stride()[:2],
             NUM_HEADS=num_kv_heads,
@@ -168,6 +168,7 @@ class TritonPlan:
             BLOCK_H=power_of_two(num_kv_heads),
             BLOCK_K=power_of_two(key_dim),
             BLOCK_V=power_of_two(values.shape[2]),
+            LIMIT=0.0 if key.dtype == keys.dtype else torch.finfo(keys.dtype).max,
         )
 
     def _attend(

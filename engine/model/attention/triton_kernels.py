@@ -14,6 +14,8 @@ Pointers are not checked: the tables must hold what `tiles.py` says.
 import triton
 import triton.language as tl
 
+from engine.model.attention.triton_rounding import narrowed_numbers
+
 TILE_FIELDS = tl.constexpr(7)
 MERGE_FIELDS = tl.constexpr(4)
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -38,13 +40,17 @@ def store(  # noqa: PLR0913, a kernel has no objects to bundle its arguments in
     BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    LIMIT: tl.constexpr,
 ) -> None:
     """Writes a token's keys and values to its slot, or nowhere where that is negative; a program is a token.
 
     Shapes:
         key, value: the new [NUM_HEADS, T, dim], strided.
-        keys, values: the cache, [num_slots, NUM_HEADS, dim], of any floating type.
+        keys, values: the cache, [num_slots, NUM_HEADS, dim], of any floating type; that of float8_e4m3fn as
+            bytes.
         slots: int64 [T].
+
+    LIMIT is the largest number of a cache of another type than the new numbers', 0 where it is the same.
     """
     token = tl.program_id(0)
     slot = tl.load(slots + token)
@@ -52,12 +58,13 @@ def store(  # noqa: PLR0913, a kernel has no objects to bundle its arguments in
     dim = tl.arange(0, BLOCK_K)[None, :]
     mask = (head < NUM_HEADS) & (dim < KEY_DIM) & (slot >= 0)
     new = tl.load(key + head * key_head_stride + token * key_token_stride + dim, mask=mask)
-    tl.store(keys + (slot * NUM_HEADS + head) * KEY_DIM + dim, new.to(keys.dtype.element_ty), mask=mask)
+    new = narrowed_numbers(new, keys.dtype.element_ty, LIMIT)
+    tl.store(keys + (slot * NUM_HEADS + head) * KEY_DIM + dim, new, mask=mask)
     dim = tl.arange(0, BLOCK_V)[None, :]
     mask = (head < NUM_HEADS) & (dim < VALUE_DIM) & (slot >= 0)
     new = tl.load(value + head * value_head_stride + token * value_token_stride + dim, mask=mask)
-    at = values + (slot * NUM_HEADS + head) * VALUE_DIM + dim
-    tl.store(at, new.to(values.dtype.element_ty), mask=mask)
+    new = narrowed_numbers(new, values.dtype.element_ty, LIMIT)
+    tl.store(values + (slot * NUM_HEADS + head) * VALUE_DIM + dim, new, mask=mask)
 
 
 @triton.jit(do_not_specialize_on_alignment=TABLES)

@@ -1,0 +1,170 @@
+import pytest
+import torch
+from torch import nn
+
+from engine.model.int4 import BLOCK, Int4Linear, Int4Packer, find_four_bits
+from engine.model.int8 import Int8Linear
+from engine.model.packing import pack_linear_layers
+from tests.operators import need_operators
+from tests.tiny import four_bits, round_to_four_bits, tiny_model
+
+SHAPES = [(32, 5), (96, 33), (64, 1000), (576, 960), (1536, 576)]
+
+
+def make_layer(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int4Linear:
+    found = find_four_bits(weight, need_operators())
+    assert found is not None
+    return Int4Linear(found, bias, need_operators())
+
+
+def exact(layer: Int4Linear, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Activations rounded to 8 bits block by block, everything else in float64."""
+    blocks = x.view(len(x), -1, BLOCK)
+    peaks = blocks.abs().amax(-1, keepdim=True)
+    rounded = torch.where(peaks > 0, torch.round(blocks * (torch.tensor(127.0) / peaks)), 0.0)
+    plain = (rounded.double() * (peaks / 127).double()).flatten(1)
+    result: torch.Tensor = plain @ layer.weight.double().T + bias.double()
+    return result
+
+
+@pytest.mark.parametrize(("in_features", "out_features"), SHAPES)
+@pytest.mark.parametrize("kind", ["normal", "constant", "one large", "largest"])
+def test_it_is_exact_integer_arithmetic(in_features: int, out_features: int, kind: str) -> None:
+    """The largest numbers on both sides, all of one sign, are where 16-bit sums would saturate."""
+    generator = torch.Generator().manual_seed(0)
+    weight = four_bits(torch.randn(out_features, in_features, generator=generator))
+    x = torch.randn(9, in_features, generator=generator)
+    if kind == "constant":
+        x = torch.full_like(x, -3.0)
+    elif kind == "one large":
+        x[:, 1] = 1e6
+    elif kind == "largest":
+        weight = torch.full_like(weight, 15.0).index_fill_(1, torch.arange(0, in_features, BLOCK), 0.0)
+        x = x.abs().sign() * torch.tensor([1.0, -1.0, 127.0] * 3)[:, None]
+    bias = torch.randn(out_features, generator=generator)
+    layer = make_layer(weight, bias)
+    expected = exact(layer, x, bias)
+    # What is left is float32 in adding up the blocks.
+    torch.testing.assert_close(
+        layer(x).double(), expected, rtol=2e-6, atol=2e-6 * float(expected.abs().max())
+    )
+
+
+@pytest.mark.parametrize(("in_features", "out_features"), SHAPES)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_row_has_the_same_bits_in_any_batch(in_features: int, out_features: int, threads: int) -> None:
+    layer = make_layer(four_bits(torch.randn(out_features, in_features)), torch.randn(out_features))
+    rows = torch.randn(80, in_features)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        all_at_once = layer(rows)
+        for count in range(1, 20):
+            assert torch.equal(layer(rows[:count]), all_at_once[:count]), count
+            assert torch.equal(layer(rows[-count:]), all_at_once[-count:]), count
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("magnitude", [1e-3, 0.05, 1.0, 300.0])
+def test_weights_of_a_file_are_found_again(magnitude: float) -> None:
+    weight = four_bits(torch.randn(50, 96, generator=torch.Generator().manual_seed(1)) * magnitude)
+    layer = make_layer(weight)
+    # Both sides are float16 once more: what is left is at most its last digit, of few.
+    assert ((layer.weight - weight).abs() <= weight.abs().max() / 1024).all()
+    assert (layer.weight.half() == weight.half()).float().mean() > 0.99
+
+
+def test_blocks_that_do_not_use_all_steps() -> None:
+    generator = torch.Generator().manual_seed(2)
+    for steps in range(1, 17):
+        numbers = torch.randint(0, steps, (20, BLOCK), generator=generator)
+        weight = (numbers * 0.01 - 0.04).half().float()
+        layer = make_layer(weight)
+        torch.testing.assert_close(layer.weight, weight, rtol=1e-3, atol=1e-4)
+
+
+def test_constant_blocks() -> None:
+    weight = torch.tensor([0.0, 0.25, -3.0])[:, None].expand(3, BLOCK)
+    assert torch.equal(make_layer(weight).weight, weight)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda weight: torch.randn_like(weight),
+        lambda weight: weight.index_put((torch.tensor(77), torch.tensor(40)), torch.tensor(0.033)),
+        lambda weight: weight * 1e-8,
+        lambda weight: weight * 1e6,
+        lambda weight: weight.index_put((torch.tensor(3), torch.tensor(4)), torch.tensor(float("inf"))),
+        lambda weight: weight.index_put((torch.tensor(3), torch.tensor(4)), torch.tensor(float("nan"))),
+        lambda weight: nn.functional.pad(weight, (0, 1)),
+        lambda weight: torch.arange(17.0).repeat(2)[:BLOCK].repeat(100, 2),
+    ],
+    ids=["random", "one weight", "too small", "too large", "infinite", "no number", "no block", "17 steps"],
+)
+def test_other_weights_are_not_taken_for_four_bits(spoil: object) -> None:
+    weight = four_bits(torch.randn(100, 64, generator=torch.Generator().manual_seed(3)))
+    assert find_four_bits(weight, need_operators()) is not None
+    assert callable(spoil)
+    assert find_four_bits(spoil(weight), need_operators()) is None
+
+
+def test_eight_bits_are_not_taken_for_four() -> None:
+    scale = torch.rand(40, 2, 1, generator=torch.Generator().manual_seed(4)) + 0.5
+    for bits in (5, 6, 8):
+        numbers = torch.randint(0, 2**bits, (40, 2, BLOCK), generator=torch.Generator().manual_seed(bits))
+        weight = ((numbers - 2 ** (bits - 1)) * scale).half().float().flatten(1)
+        assert find_four_bits(weight, need_operators()) is None
+
+
+def test_rows_of_all_kinds() -> None:
+    layer = make_layer(four_bits(torch.randn(20, 64)), torch.arange(20.0))
+    x = torch.randn(2, 3, 64)
+    x[0, 0] = 0
+    x[0, 1, 5] = float("nan")
+    x[1, 0, 63] = float("inf")
+    x[1, 1] = 1e-40
+    x[1, 2] *= 1e30
+    result = layer(x)
+    assert torch.equal(result[0, 0], torch.arange(20.0))
+    assert torch.isnan(result[0, 1]).all()
+    assert torch.isnan(result[1, 0]).all()
+    assert torch.equal(result[1, 1], torch.arange(20.0))
+    torch.testing.assert_close(result[1, 2], x[1, 2] @ layer.weight.T, rtol=2e-2, atol=1e29)
+    assert layer(torch.empty(1, 0, 64)).shape == (1, 0, 20)
+
+
+def test_layers_that_have_four_bits_keep_them_and_others_have_eight() -> None:
+    """Feed-forward layers of this model have 48 numbers between them, which are no whole blocks."""
+    model = round_to_four_bits(tiny_model("llama"))
+    names = pack_linear_layers(model, Int4Packer(need_operators()))
+    kinds = {name: type(model.get_submodule(name)) for name in names}
+    assert {name for name, kind in kinds.items() if kind is Int8Linear} == {
+        f"model.layers.{index}.mlp.down_proj" for index in range(2)
+    }
+    assert sum(kind is Int4Linear for kind in kinds.values()) == 7
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma2", "mistral"])
+def test_architectures_run_on_it(arch: str) -> None:
+    plain, packed = (round_to_four_bits(tiny_model(arch, attention="eager")) for _ in range(2))
+    assert len(pack_linear_layers(packed, Int4Packer(need_operators()))) >= 5
+    assert any(isinstance(layer, Int4Linear) for layer in packed.modules())
+    tokens = torch.arange(40, 60)[None]
+    with torch.inference_mode():
+        expected = plain(tokens, use_cache=False).logits.log_softmax(-1)
+        result = packed(tokens, use_cache=False).logits.log_softmax(-1)
+    divergence = (expected.exp() * (expected - result)).sum(-1).mean()
+    assert divergence < 0.02
+
+
+def test_it_is_made_again_of_what_is_stored() -> None:
+    packer = Int4Packer(need_operators())
+    for weight in (four_bits(torch.randn(20, 64)), torch.randn(20, 64)):
+        layer = packer.pack(weight, torch.randn(20))
+        again = packer.restore((20, 64), layer.stored())
+        assert type(again) is type(layer)
+        x = torch.randn(3, 64)
+        assert torch.equal(again(x), layer(x))
+        assert torch.equal(again.weight, layer.weight)
