@@ -1,6 +1,6 @@
 """What a type of weights costs in quality, on real text: perplexity, KL divergence and greedy agreement.
 
-    python -m tests.bench.quality [--model M] [--tokens 2048] [--eight-bit-cache]
+    python -m tests.bench.quality [--model M] [--tokens 2048] [--dtypes float16,int8,int4] [--eight-bit-cache]
 
 Every type of weights, over the key/value cache that is served with it, is compared with float32, on source
 code (modules of Python's standard library) and on prose (this project's documents). Keys and values in
@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from engine.config import DType, ModelConfig
+from engine.errors import StartupError
 from engine.model.attention.choice import choose_backend
 from engine.model.cache_type import choose_cache_type
 from engine.model.input_batch import SequenceSlice
@@ -64,8 +65,12 @@ def main() -> None:
         say(f"{'float32':12} {name:6} {len(tokens):6} {quality.perplexity:11.4f}")
     for name, got in rounded.items():
         say(row("cache of fp8", name, got, expected[name], texts[name]))
-    for dtype in () if options.eight_bit_cache else DTYPES:
-        model = load(options.model, dtype)
+    for dtype in () if options.eight_bit_cache else options.dtypes:
+        try:
+            model = load(options.model, dtype)
+        except StartupError as error:
+            say(f"{dtype:12} {error}")
+            continue
         for name, tokens in texts.items():
             say(row(dtype, name, log_probabilities(model, tokens), expected[name], tokens))
 
@@ -75,6 +80,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.quality", description=__doc__.split("\n")[0])
     parser.add_argument("--model", default=ModelConfig().model)
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of each text")
+    parser.add_argument(
+        "--dtypes", type=lambda text: text.split(","), default=DTYPES, help="types of weights to compare"
+    )
     parser.add_argument("--eight-bit-cache", action="store_true", help="that instead of types of weights")
     return parser.parse_args()
 
