@@ -50,6 +50,18 @@ def test_truncation_is_that_of_plain_torch(ties: bool) -> None:
     assert torch.equal(got, wanted)
 
 
+def test_mass_that_lies_far_below_the_likeliest_token() -> None:
+    """Each far token has next to nothing, and all of them more than is left out."""
+    logits = -13 - torch.rand(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(6))
+    logits[0, 70] = 0.0
+    for top_p, most in ((0.99, 1), (0.998, VOCAB_SIZE - 1)):
+        group = [RowGroup(SamplingParams(seed=1, top_p=top_p), [1], 1, frozenset())]
+        got = process_logits(logits, group, need_operators())
+        assert torch.equal(got, process_logits(logits, group))
+        kept = int((got > -torch.inf).sum())
+        assert kept == 1 if most == 1 else 1 < kept <= most
+
+
 def test_rows_that_only_some_options_leave_alone() -> None:
     logits = rows_of_logits(ties=False)
     logits[:, 100:] = -torch.inf

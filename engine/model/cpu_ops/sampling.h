@@ -41,39 +41,104 @@ inline float kth_highest(const float* row, int64_t size, int64_t k, std::vector<
   return scratch.front();
 }
 
-// Keeps the smallest set of most likely tokens whose mass reaches top_p, the lowest ids among equals. The highest
-// entry of the row is 0.
-inline void keep_mass(float* row, int64_t size, double top_p, std::vector<float>& probabilities) {
-  // Buckets of equal width in log probability settle which few tokens have to be sorted.
-  constexpr int64_t BUCKETS = 2048, PER_NAT = 16;
-  const auto bucket_of = [](float logit) {
-    return std::min<int64_t>(BUCKETS - 1, static_cast<int64_t>(std::min(-logit, 1e4f) * PER_NAT));
-  };
-  probabilities.resize(size);
-  for (int64_t i = 0; i < size; ++i) probabilities[i] = exp_nonpositive(row[i]);
-  double masses[BUCKETS] = {}, total = 0.0;
-  for (int64_t i = 0; i < size; ++i)
-    if (row[i] != NEVER) masses[bucket_of(row[i])] += probabilities[i];
-  for (double mass : masses) total += mass;
-  const double wanted = top_p * total;
+// The highest entry.
+inline float highest_of(const float* row, int64_t size) {
+  float peak = NEVER;
+  int64_t i = 0;
+  if (size >= WIDTH) {
+    Lanes peaks = load(row);
+    for (i = WIDTH; i + WIDTH <= size; i += WIDTH) {
+      const Lanes entries = load(row + i);
+      peaks = entries > peaks ? entries : peaks;
+    }
+    for (int64_t k = 0; k < WIDTH; ++k) peak = std::max(peak, peaks[k]);
+  }
+  for (; i < size; ++i) peak = std::max(peak, row[i]);
+  return peak;
+}
+
+// Calls function(index) for the entries above a limit, in order. Most of a row is below and passed over in eights.
+template <typename Function>
+void for_above(const float* row, int64_t size, float limit, const Function& function) {
+  int64_t i = 0;
+#ifdef __AVX__
+  const __m256 limits = _mm256_set1_ps(limit);
+  for (; i + WIDTH <= size; i += WIDTH) {
+    const __m256 above = _mm256_cmp_ps(_mm256_loadu_ps(row + i), limits, _CMP_GT_OQ);
+    auto found = static_cast<unsigned>(_mm256_movemask_ps(above));
+    if (found == 0xFF)
+      for (int64_t k = 0; k < WIDTH; ++k) function(i + k);
+    else
+      for (; found != 0; found &= found - 1) function(i + std::countr_zero(found));
+  }
+#endif
+  for (; i < size; ++i)
+    if (row[i] > limit) function(i);
+}
+
+// The sum of e^x over a row.
+inline double mass_of(const float* row, int64_t size) {
+  constexpr int64_t PIECE = 64 * WIDTH;
+  double sums[WIDTH] = {};
+  for (int64_t begin = 0; begin < size; begin += PIECE) {
+    float masses[PIECE];
+    const int64_t count = std::min(PIECE, size - begin);
+    for (int64_t i = 0; i < count; ++i) masses[i] = exp_nonpositive(row[begin + i]);
+    std::fill(masses + count, masses + PIECE, 0.0f);
+    for (int64_t i = 0; i < PIECE; i += WIDTH)
+      for (int64_t k = 0; k < WIDTH; ++k) sums[k] += masses[i + k];
+  }
+  double total = 0.0;
+  for (double sum : sums) total += sum;
+  return total;
+}
+
+// Buckets of equal width in log probability settle which few tokens have to be sorted.
+constexpr int64_t BUCKETS = 2048, PER_NAT = 16;
+
+inline int64_t bucket_of(float logit) {
+  return std::min<int64_t>(BUCKETS - 1, static_cast<int64_t>(std::min(-logit, 1e4f) * PER_NAT));
+}
+
+// Keeps the smallest set of most likely tokens whose mass reaches `wanted`, the lowest ids among equals, if all of it is
+// above a limit, which lies between two buckets; otherwise it changes nothing and returns false.
+inline bool keep_above(float* row, int64_t size, double wanted, float limit, std::vector<int64_t>& tokens) {
+  double masses[BUCKETS] = {};
+  tokens.clear();
+  for_above(row, size, limit, [&](int64_t token) {
+    masses[bucket_of(row[token])] += exp_nonpositive(row[token]);
+    tokens.push_back(token);
+  });
   double before = 0.0;
   int64_t border = 0;
   while (border < BUCKETS - 1 && before + masses[border] < wanted) before += masses[border++];
+  if (limit != NEVER && border >= bucket_of(limit)) return false;
   std::vector<int64_t> candidates;
-  for (int64_t i = 0; i < size; ++i)
-    if (row[i] != NEVER && bucket_of(row[i]) == border) candidates.push_back(i);
+  for (int64_t token : tokens) {
+    const int64_t bucket = bucket_of(row[token]);
+    if (bucket == border) candidates.push_back(token);
+    if (bucket > border) row[token] = NEVER;
+  }
   std::sort(candidates.begin(), candidates.end(),
             [&](int64_t a, int64_t b) { return row[a] != row[b] ? row[a] > row[b] : a < b; });
   size_t kept = 0;
-  while (kept < candidates.size() && before < wanted) before += probabilities[candidates[kept++]];
-  for (int64_t i = 0; i < size; ++i)
-    if (row[i] != NEVER && bucket_of(row[i]) > border) row[i] = NEVER;
+  while (kept < candidates.size() && before < wanted) before += exp_nonpositive(row[candidates[kept++]]);
   for (; kept < candidates.size(); ++kept) row[candidates[kept]] = NEVER;
+  for (int64_t i = 0; i < size; ++i) row[i] = row[i] > limit ? row[i] : NEVER;
+  return true;
+}
+
+// Keeps the smallest set of most likely tokens whose mass reaches top_p. The highest entry of the row is 0.
+inline void keep_mass(float* row, int64_t size, double top_p) {
+  constexpr float NEAR = -12.0f;  // What lies below is seldom wanted, and is most of a row.
+  const double wanted = top_p * mass_of(row, size);
+  std::vector<int64_t> tokens;
+  if (!keep_above(row, size, wanted, NEAR, tokens)) keep_above(row, size, wanted, NEVER, tokens);
 }
 
 inline void truncate(float* row, int64_t size, const Truncation& options, std::vector<float>& scratch) {
   if (options.temperature == 0.0) return;
-  const float highest = *std::max_element(row, row + size);
+  const float highest = highest_of(row, size);
   const float temperature = static_cast<float>(options.temperature);
   for (int64_t i = 0; i < size; ++i) row[i] = (row[i] - highest) / temperature;
   const auto top_k = static_cast<int64_t>(options.top_k);
@@ -81,7 +146,7 @@ inline void truncate(float* row, int64_t size, const Truncation& options, std::v
     const float last = kth_highest(row, size, top_k, scratch);
     for (int64_t i = 0; i < size; ++i) row[i] = row[i] < last ? NEVER : row[i];
   }
-  if (options.top_p < 1.0) keep_mass(row, size, options.top_p, scratch);
+  if (options.top_p < 1.0) keep_mass(row, size, options.top_p);
   if (options.min_p > 0.0) {
     const float least = static_cast<float>(std::log(options.min_p));
     for (int64_t i = 0; i < size; ++i) row[i] = row[i] < least ? NEVER : row[i];
@@ -114,12 +179,11 @@ inline void top(const float* row, int64_t size, uint64_t start, int64_t count, i
                 const int64_t* ids) {
   std::fill(tokens, tokens + count, 0);
   std::fill(scores, scores + count, static_cast<double>(NEVER));
-  for (int64_t token = 0; token < size; ++token) {
-    if (row[token] == NEVER) continue;
+  for_above(row, size, NEVER, [&](int64_t token) {
     const uint64_t bits = mixed(start, ids ? ids[token] : token);
-    if (row[token] + at_most(bits) < scores[count - 1]) continue;
+    if (row[token] + at_most(bits) < scores[count - 1]) return;
     const double score = row[token] + gumbel(bits);
-    if (!(score > scores[count - 1])) continue;
+    if (!(score > scores[count - 1])) return;
     int64_t place = count - 1;
     for (; place > 0 && score > scores[place - 1]; --place) {
       scores[place] = scores[place - 1];
@@ -127,7 +191,7 @@ inline void top(const float* row, int64_t size, uint64_t start, int64_t count, i
     }
     scores[place] = score;
     tokens[place] = token;
-  }
+  });
 }
 
 }  // namespace sampling
