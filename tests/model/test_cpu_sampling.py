@@ -54,12 +54,13 @@ def test_mass_that_lies_far_below_the_likeliest_token() -> None:
     """Each far token has next to nothing, and all of them more than is left out."""
     logits = -13 - torch.rand(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(6))
     logits[0, 70] = 0.0
-    for top_p, most in ((0.99, 1), (0.998, VOCAB_SIZE - 1)):
+    for top_p in (0.99, 0.996, 0.998):
         group = [RowGroup(SamplingParams(seed=1, top_p=top_p), [1], 1, frozenset())]
-        got = process_logits(logits, group, need_operators())
-        assert torch.equal(got, process_logits(logits, group))
-        kept = int((got > -torch.inf).sum())
-        assert kept == 1 if most == 1 else 1 < kept <= most
+        got, wanted = (process_logits(logits, group, operators) for operators in (need_operators(), None))
+        # Where masses of a millionth are added up in another order, the border may move by a token.
+        assert int(((got == -torch.inf) != (wanted == -torch.inf)).sum()) <= 1
+        assert (int((got > -torch.inf).sum()) == 1) == (top_p == 0.99)
+        assert got[0, 70] == 0.0
 
 
 def test_rows_that_only_some_options_leave_alone() -> None:
