@@ -41,6 +41,11 @@ class ChoiceOutput:
     choice: Choice
     output: RequestOutput
 
+    @property
+    def is_long(self) -> bool:
+        """Whether telling of it takes long, as the log probabilities of a whole prompt do."""
+        return self.output.prompt_logprobs is not None
+
 
 def make_choices(
     call_id: str,

@@ -145,12 +145,12 @@ def report(options: argparse.Namespace) -> None:
         f"--python-share={options.python_share}",
         f"--switch-ms={options.switch_ms}",
     ]
-    server = start("serve", *flags)
+    server = start("edge", "serve", *flags)
     loader = None
     try:
         url = line(server)
         idle = probe(url, 2)
-        loader = start("load", *flags, f"--url={url}")
+        loader = start("edge", "load", *flags, f"--url={url}")
         for _ in range(3):
             line(loader)
         tell(server)
@@ -170,8 +170,9 @@ def report(options: argparse.Namespace) -> None:
     )
 
 
-def start(role: str, *flags: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tests.bench.edge", role, *flags]
+def start(module: str, *flags: str) -> "subprocess.Popen[str]":
+    """A module of this folder in a process of its own."""
+    command = [sys.executable, "-m", f"tests.bench.{module}", *flags]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
