@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -61,13 +61,13 @@ class SteppedEngine(FakeEngine):
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[list[RequestOutput], None]:
         if not self.inboxes:
             self.start(asyncio.get_running_loop())
         inbox = self.inboxes[request_id] = asyncio.Queue()
         for output in self._outputs(FakeRequest(request_id, tuple(prompt_token_ids), params)):
             await inbox.get()
-            yield output
+            yield [output]
 
 
 def main() -> None:

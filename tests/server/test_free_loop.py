@@ -18,14 +18,14 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from engine.chat_options import DEFAULT_CHAT, ChatOptions
-from engine.client import ChatMessage
+from engine.client import MAX_BATCH, ChatMessage
 from engine.sampling_params import SamplingParams
 from server.protocol.completion import CompletionRequest
 from server.protocol.formats import MAX_CHARACTERS
 from server.protocol.parsing import parse_in_pieces
 from server.routes import bodies
 from server.routes.bodies import BodyReader
-from server.services.generation import MAX_BATCH, generate, make_choices
+from server.services.generation import generate, make_choices
 from server.tools.plan import ToolPlanner
 from tests.fakes import FakeEngine
 from tests.server.conftest import Served
@@ -132,9 +132,9 @@ def test_what_piled_up_is_handled_in_parts_with_turns_in_between() -> None:
                 await asyncio.sleep(0)
                 turns += 1
 
-        [choice] = make_choices("call", 0, 1, (1, 2), SamplingParams())
+        choices = make_choices("call", 0, 2, (1, 2), SamplingParams())
         ticking = asyncio.ensure_future(tick())
-        async for batch in generate(engine, [choice]):
+        async for batch in generate(engine, choices):
             if not sizes:
                 await asyncio.sleep(0.3)  # It does not read; the engine goes on.
             sizes.append(len(batch))
@@ -143,7 +143,7 @@ def test_what_piled_up_is_handled_in_parts_with_turns_in_between() -> None:
         return sizes, turns_before
 
     sizes, turns = asyncio.run(run())
-    assert sum(sizes) == 3000
+    assert sum(sizes) == 6000
     assert max(sizes) == MAX_BATCH, "much has piled up, and none of it came in one go"
     assert all(later > earlier for earlier, later in pairwise(turns))
 
