@@ -11,11 +11,13 @@ own reads the streams.
 
 import argparse
 import gc
+import statistics
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -121,13 +123,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--step-ms", type=float, default=17)
-    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--weights-mb", type=int, default=64)
     return parser.parse_args()
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Serves until its input closes; says its URL, and what was used between two lines of input."""
+    """Serves until its input closes; says its URL, and for each line of input what was used so far."""
     tokenizer = Tokenizer(byte_tokenizer())
     core = SleepingCore(tokenizer, options.step_ms / 1000, options.weights_mb)
     model = replace(FakeEngine().model, max_model_len=10**6)
@@ -140,13 +142,9 @@ def serve(options: argparse.Namespace) -> None:
     with running_server(app) as server:
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
-        sys.stdin.readline()
-        before = used(core)
-        sys.stdin.readline()
-        found = (after - past for after, past in zip(used(core), before, strict=True))
-        sys.stdout.write(" ".join(map(str, found)) + "\n")
-        sys.stdout.flush()
-        sys.stdin.read()
+        for _ in sys.stdin:
+            sys.stdout.write(" ".join(map(str, used(core))) + "\n")
+            sys.stdout.flush()
 
 
 def used(core: SleepingCore) -> tuple[int, float, float]:
@@ -172,19 +170,20 @@ def report(options: argparse.Namespace) -> None:
         loader = start("edge", "load", f"--streams={options.streams}", f"--url={line(server)}")
         for _ in range(3):
             line(loader)
-        tell(server)
-        time.sleep(options.seconds)
-        tell(server)
-        num_tokens, loop, engine = map(float, line(server).split())
+        seen = []
+        for _ in range(options.seconds + 1):
+            tell(server)
+            seen.append([float(word) for word in line(server).split()])
+            time.sleep(1)
     finally:
         for process in filter(None, (loader, server)):
             process.kill()
             process.communicate()
-    sys.stdout.write(
-        f"{options.streams} streams, {num_tokens / options.seconds:.0f} tokens/s: per token "
-        f"{1e6 * loop / num_tokens:.0f} us of the event loop's thread and "
-        f"{1e6 * engine / num_tokens:.0f} us of the engine's\n"
-    )
+    sys.stdout.write(f"{options.streams} streams, {seen[-1][0] - seen[0][0]:.0f} tokens; ")
+    for place, whose in ((1, "event loop"), (2, "engine")):
+        costs = [1e6 * (new[place] - old[place]) / (new[0] - old[0]) for old, new in pairwise(seen)]
+        sys.stdout.write(f"{whose}: {statistics.median(costs):.0f} us a token, {min(costs):.0f} at best; ")
+    sys.stdout.write("in windows of a second\n")
 
 
 if __name__ == "__main__":
