@@ -8,7 +8,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from engine.chat_options import DEFAULT_CHAT, ChatOptions
 from engine.client import ChatMessage, EngineHealth, ModelInfo, StatsListener
@@ -98,7 +98,7 @@ class AsyncEngine:
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[list[RequestOutput], None]:
         """See EngineClient."""
         inbox = Inbox()
         matcher = None
@@ -111,15 +111,13 @@ class AsyncEngine:
         is_open = True
         try:
             while is_open:
-                delivery = await inbox.queue.get()
-                if isinstance(delivery, EngineError):
-                    # An engine that hung has the request still, should it come to.
-                    raise delivery
-                is_open = delivery.finish_reason is None
-                yield delivery
+                outputs = await inbox.take()
+                is_open = outputs[-1].finish_reason is None
+                yield outputs
         finally:
             self._readers.discard(inbox)
             if is_open:
+                # After an error as well: an engine that hung has the request still, should it come to.
                 self._commands.put(Abort(request_id, inbox))
 
     async def abort(self, request_id: str) -> None:

@@ -3,7 +3,7 @@
 Behind it stands a thread today; a process or a remote replica could stand there tomorrow.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,9 @@ from engine.sampling_params import SamplingParams
 
 StatsListener = Callable[[StepStats], None]
 ChatMessage = Mapping[str, object]
+
+MAX_BATCH = 128
+"""Outputs handled in one go: while a client does not read they pile up, and the event loop serves others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,10 @@ class EngineClient(Protocol):
 
     def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
-    ) -> AsyncIterator[RequestOutput]:
-        """Yields the outputs of one request; leaving the iterator early aborts it.
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        """Yields the outputs of one request; closing the generator early aborts it.
+
+        Those that have come since the last ones come together, but no more than MAX_BATCH.
 
         Raises:
             InvalidRequest: The request cannot be served as it stands.

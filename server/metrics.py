@@ -25,7 +25,7 @@ from prometheus_client.exposition import choose_encoder
 
 from engine.outputs import FinishReason, StepPart, StepStats
 from server import __version__
-from server.metric_family import STEP_BUCKETS, EngineFamily
+from server.metric_family import STEP_BUCKETS, Backlog, EngineFamily
 from server.planner_metrics import PlannerMetrics
 
 OTHER = "other"
@@ -71,6 +71,7 @@ class Metrics:
         # A creation time beside every counter lengthens the scrape and tells nobody anything.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self._backlog = Backlog(self.registry, self._count)
         self._max_draft_tokens = max_draft_tokens
         family = EngineFamily(self.registry, model_name, method)
         self._add_load(family)
@@ -215,6 +216,13 @@ class Metrics:
 
     def listener(self, stats: StepStats) -> None:
         """Adds one step; give it to `EngineClient.subscribe`. Safe on any thread.
+
+        A few steps may wait to be counted together; to those who read the registry none does.
+        """
+        self._backlog.add(stats)
+
+    def _count(self, stats: StepStats) -> None:
+        """Counts a step.
 
         The method's label is the one the server was built with: a step of an engine of another method
         cannot happen, and a step that drafted nothing still belongs to its method.

@@ -13,7 +13,7 @@ from server.disconnect import until_disconnect
 from server.errors import as_api_error
 from server.protocol.response_events import ResponseEvent
 
-AnyEvent = TypeVar("AnyEvent", bound=BaseModel)
+AnyEvent = TypeVar("AnyEvent", bound=BaseModel | bytes)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -22,9 +22,9 @@ DONE = b"data: [DONE]\n\n"
 _HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 
 
-def data_frame(event: BaseModel) -> bytes:
-    """A model as an event without a name."""
-    return b"data: %b\n\n" % as_json(event)
+def data_frame(event: BaseModel | bytes) -> bytes:
+    """A model, or what is JSON already, as an event without a name."""
+    return b"data: %b\n\n" % (event if isinstance(event, bytes) else as_json(event))
 
 
 def named_frame(event: ResponseEvent) -> bytes:

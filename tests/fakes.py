@@ -2,7 +2,7 @@
 
 import asyncio
 import codecs
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -110,7 +110,7 @@ class FakeEngine:
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[list[RequestOutput], None]:
         request = FakeRequest(request_id, tuple(prompt_token_ids), params)
         self.requests.append(request)
         if self.admission_error is not None:
@@ -128,7 +128,7 @@ class FakeEngine:
                     finished = True
                     raise self.error
                 finished = output.finish_reason is not None
-                yield output
+                yield [output]
         finally:
             self.running -= admitted
             self.active.discard(request_id)

@@ -179,11 +179,13 @@ class KVCacheManager:
             return
         table = self._tables[request.request_id]
         num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
+        num_marked = min(num_draft_computed // self.block_size, num_full)
+        if num_full <= table.num_published and num_marked <= table.num_draft_marked:
+            return  # As after most steps: a block is full every so many tokens.
         keys = self._prefix_keys(request, num_full)
         for index in range(table.num_published, num_full):
             self.pool.publish(table.blocks[index], keys[index])
         table.num_published = max(table.num_published, num_full)
-        num_marked = min(num_draft_computed // self.block_size, num_full)
         for index in range(table.num_draft_marked, num_marked):
             self.pool.supersede(table.blocks[index], keys[index])
             self.pool.mark_in_draft_cache(table.blocks[index])

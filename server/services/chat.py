@@ -1,7 +1,6 @@
 """Chat completions: a conversation in, the assistant's answers out."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from engine.client import EngineClient
@@ -11,12 +10,11 @@ from server.protocol.chat import (
     ChatCompletionChunk,
     ChatCompletionRequest,
 )
-from server.services.chat_choice import ChatChoiceWriter, fold, says_something
+from server.services.chat_choice import ChatChoiceWriter, fold
 from server.services.chat_prompt import ChatPrompter
-from server.services.generation import generate
 from server.services.ledger import Ledger
 from server.services.models import AnswerHead, ModelService
-from server.services.streaming import as_chunks
+from server.services.streaming import ChunkStream, write_all
 
 
 class ChatService:
@@ -38,18 +36,14 @@ class ChatService:
         head = self._models.head("chatcmpl-", request.model)
         writers = await self._writers(request, head.id, scope)
         ledger = Ledger([writer.choice for writer in writers])
-        parts: dict[int, list[ChatChunkChoice]] = {writer.choice.index: [] for writer in writers}
-        async with aclosing(self._deltas(writers, ledger)) as batches:
-            async for batch in batches:
-                for delta in batch:
-                    parts[delta.index].append(delta)
+        parts = await write_all(self._engine, writers, ledger)
         answer = ChatCompletion(
             id=head.id,
             object="chat.completion",
             created=head.created,
             model=head.model,
             system_fingerprint=head.system_fingerprint,
-            choices=[fold(deltas) for deltas in parts.values()],
+            choices=[fold(deltas) for deltas in parts],
             usage=ledger.usage,
             speculation=ledger.speculation,
         )
@@ -61,28 +55,14 @@ class ChatService:
 
     async def stream(
         self, request: ChatCompletionRequest, scope: str
-    ) -> AsyncGenerator[list[ChatCompletionChunk], None]:
+    ) -> AsyncGenerator[list[ChatCompletionChunk | bytes], None]:
         """The answer in chunks; an error before the first one can still be an HTTP status."""
         head = self._models.head("chatcmpl-", request.model)
         writers = await self._writers(request, head.id, scope)
-        ledger = Ledger([writer.choice for writer in writers])
-        chunks = as_chunks(
-            self._deltas(writers, ledger),
-            lambda deltas: _chunk(head, deltas),
-            ledger,
-            request.stream_options,
-        )
-        prompt_is_due = request.return_token_ids
-        logprobs_are_due = request.prompt_logprobs is not None
-        async with aclosing(chunks) as batches:
+        make_chunk = _ChunkMaker(head, writers[0], with_prompt=request.return_token_ids)
+        chunks = ChunkStream(self._engine, writers, make_chunk, request.stream_options)
+        async with aclosing(chunks.batches()) as batches:
             async for batch in batches:
-                if prompt_is_due and batch:
-                    batch[0].prompt_token_ids = list(writers[0].choice.prompt_token_ids)
-                    prompt_is_due = False
-                if logprobs_are_due and writers[0].prompt_logprobs is not None:
-                    first = next(chunk for chunk in batch if chunk.choices[0].index == 0)
-                    first.prompt_logprobs = writers[0].prompt_logprobs
-                    logprobs_are_due = False
                 yield batch
 
     async def _writers(
@@ -93,30 +73,29 @@ class ChatService:
             for reader in await self._prompter.readers(request, call_id, scope)
         ]
 
-    async def _deltas(
-        self, writers: Sequence[ChatChoiceWriter], ledger: Ledger
-    ) -> AsyncGenerator[list[ChatChunkChoice], None]:
-        by_index = {writer.choice.index: writer for writer in writers}
-        outputs = generate(self._engine, [writer.choice for writer in writers])
-        async with aclosing(outputs) as batches:
-            async for batch in batches:
-                deltas = []
-                for item in batch:
-                    ledger.add(item)
-                    write = by_index[item.choice.index].write
-                    is_long = item.output.prompt_logprobs is not None
-                    deltas.append(
-                        await asyncio.to_thread(write, item.output) if is_long else write(item.output)
-                    )
-                yield [delta for delta in deltas if says_something(delta)]
 
+class _ChunkMaker:
+    """Makes chunks of deltas; those that come first have what is told of the prompt."""
 
-def _chunk(head: AnswerHead, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
-    return ChatCompletionChunk(
-        id=head.id,
-        object="chat.completion.chunk",
-        created=head.created,
-        model=head.model,
-        system_fingerprint=head.system_fingerprint,
-        choices=choices,
-    )
+    def __init__(self, head: AnswerHead, writer: ChatChoiceWriter, *, with_prompt: bool) -> None:
+        self._head = head
+        self._writer = writer
+        self._prompt_is_due = with_prompt
+        self._logprobs_are_due = True
+
+    def __call__(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
+        chunk = ChatCompletionChunk(
+            id=self._head.id,
+            object="chat.completion.chunk",
+            created=self._head.created,
+            model=self._head.model,
+            system_fingerprint=self._head.system_fingerprint,
+            choices=choices,
+        )
+        if self._prompt_is_due:
+            chunk.prompt_token_ids = list(self._writer.choice.prompt_token_ids)
+            self._prompt_is_due = False
+        if self._logprobs_are_due and self._writer.prompt_logprobs is not None:
+            chunk.prompt_logprobs = self._writer.prompt_logprobs
+            self._logprobs_are_due = False
+        return chunk

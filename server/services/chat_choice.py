@@ -9,6 +9,7 @@ from server.protocol.usage import PromptLogprob
 from server.services.answer_reader import AnswerReader, Content, Piece, Thought
 from server.services.generation import Choice
 from server.services.logprobs import chat_logprobs, prompt_logprobs
+from server.services.streaming import is_text_alone
 from server.tools.parser import CallDelta
 
 
@@ -37,9 +38,27 @@ class ChatChoiceWriter:
 
     def write(self, output: RequestOutput) -> ChatChunkChoice:
         """What an output adds."""
+        return self._delta(output, self._reader.read(output))
+
+    def write_or_text(self, output: RequestOutput) -> ChatChunkChoice | str | None:
+        """The same for a stream: the text alone if that is all there is, None if there is nothing."""
+        pieces = self._reader.read(output)
+        if self._has_begun and not self._with_token_ids and is_text_alone(output) and len(pieces) == 1:
+            [piece] = pieces
+            if isinstance(piece, Content):
+                self._has_content = True
+                return piece.text
+        delta = self._delta(output, pieces)
+        return delta if _says_something(delta) else None
+
+    def text_delta(self, text: str) -> ChatChunkChoice:
+        """A text as `write` would tell of it."""
+        return self._choice(MessageDelta(content=text))
+
+    def _delta(self, output: RequestOutput, pieces: Sequence[Piece]) -> ChatChunkChoice:
         message = MessageDelta() if self._has_begun else MessageDelta(role="assistant")
         self._has_begun = True
-        self._fill(message, self._reader.read(output))
+        self._fill(message, pieces)
         if output.prompt_logprobs is not None and self.choice.params.prompt_logprobs is not None:
             num_top = self.choice.params.prompt_logprobs
             self.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, num_top)
@@ -51,16 +70,26 @@ class ChatChoiceWriter:
                 reason = "tool_calls"
             if not (self._reader.num_calls or self._has_content):
                 message.content = ""
-        delta = ChatChunkChoice(
-            index=self.choice.index,
-            delta=message,
-            logprobs=None if output.logprobs is None else chat_logprobs(output.logprobs),
-            finish_reason=reason,
-            stop_reason=output.stop_reason,
-        )
+        logprobs = None if output.logprobs is None else chat_logprobs(output.logprobs)
+        delta = self._choice(message, logprobs, reason, output.stop_reason)
         if self._with_token_ids:
             delta.token_ids = list(output.token_ids)
         return delta
+
+    def _choice(
+        self,
+        message: MessageDelta,
+        logprobs: ChatLogprobs | None = None,
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
+    ) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            index=self.choice.index,
+            delta=message,
+            logprobs=logprobs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+        )
 
     def _fill(self, message: MessageDelta, pieces: Sequence[Piece]) -> None:
         """Sorts what is said into the message's places; only those of which there is something are set."""
@@ -86,7 +115,7 @@ class ChatChoiceWriter:
         )
 
 
-def says_something(choice: ChatChunkChoice) -> bool:
+def _says_something(choice: ChatChunkChoice) -> bool:
     """Whether a delta is worth an event."""
     delta = choice.delta
     return bool(

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from engine.client import EngineClient
 from engine.errors import InvalidRequest
@@ -11,14 +12,14 @@ from engine.outputs import RequestOutput
 from server.protocol.completion import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from server.protocol.fields import PromptInput
 from server.services.bad_words import with_bad_words
-from server.services.generation import Choice, generate, make_choices
+from server.services.generation import Choice, make_choices
 from server.services.ledger import Ledger
 from server.services.limits import Limits
 from server.services.logprobs import CompletionLogprobsBuilder, TextOffsets, join_logprobs, prompt_logprobs
 from server.services.models import AnswerHead, ModelService
 from server.services.params import check_token_ids, completion_params
 from server.services.prediction import with_prediction
-from server.services.streaming import as_chunks
+from server.services.streaming import ChunkStream, is_text_alone, write_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +56,20 @@ class CompletionService:
         head = self._models.head("cmpl-", request.model)
         writers = await self._writers(request, head.id, scope)
         ledger = Ledger([writer.choice for writer in writers])
-        parts: dict[int, list[CompletionChoice]] = {writer.choice.index: [] for writer in writers}
-        async with aclosing(self._deltas(writers, ledger)) as batches:
-            async for batch in batches:
-                for delta in batch:
-                    parts[delta.index].append(delta)
-        answer = _chunk(head, [_fold(deltas) for deltas in parts.values()])
+        parts = await write_all(self._engine, writers, ledger)
+        answer = _chunk(head, [_fold(deltas) for deltas in parts])
         answer.usage = ledger.usage
         answer.speculation = ledger.speculation
         return answer
 
-    async def stream(self, request: CompletionRequest, scope: str) -> AsyncGenerator[list[Completion], None]:
+    async def stream(
+        self, request: CompletionRequest, scope: str
+    ) -> AsyncGenerator[list[Completion | bytes], None]:
         """The answer in chunks; an error before the first one can still be an HTTP status."""
         head = self._models.head("cmpl-", request.model)
         writers = await self._writers(request, head.id, scope)
-        ledger = Ledger([writer.choice for writer in writers])
-        chunks = as_chunks(
-            self._deltas(writers, ledger),
-            lambda choices: _chunk(head, choices),
-            ledger,
-            request.stream_options,
-        )
-        async with aclosing(chunks) as batches:
+        chunks = ChunkStream(self._engine, writers, partial(_chunk, head), request.stream_options)
+        async with aclosing(chunks.batches()) as batches:
             async for batch in batches:
                 yield batch
 
@@ -122,23 +115,6 @@ class CompletionService:
             return Echo(prompt, hidden, first_token)
         return Echo(decoded, 0, first_token)
 
-    async def _deltas(
-        self, writers: "Sequence[_ChoiceWriter]", ledger: Ledger
-    ) -> AsyncGenerator[list[CompletionChoice], None]:
-        by_index = {writer.choice.index: writer for writer in writers}
-        outputs = generate(self._engine, [writer.choice for writer in writers])
-        async with aclosing(outputs) as batches:
-            async for batch in batches:
-                deltas = []
-                for item in batch:
-                    ledger.add(item)
-                    write = by_index[item.choice.index].write
-                    is_long = item.output.prompt_logprobs is not None
-                    deltas.append(
-                        await asyncio.to_thread(write, item.output) if is_long else write(item.output)
-                    )
-                yield [delta for delta in deltas if _says_something(delta)]
-
 
 class _ChoiceWriter:
     """Turns the outputs of one choice into deltas."""
@@ -155,6 +131,17 @@ class _ChoiceWriter:
         self._logprobs = CompletionLogprobsBuilder(TextOffsets(start), with_top=with_top)
         self._prompt_logprobs = CompletionLogprobsBuilder(
             TextOffsets(-echo.hidden if echo else 0), with_top=with_top
+        )
+
+    def write_or_text(self, output: RequestOutput) -> CompletionChoice | str | None:
+        if self._has_begun and not self._with_token_ids and is_text_alone(output):
+            return output.text or None
+        delta = self.write(output)
+        return delta if _says_something(delta) else None
+
+    def text_delta(self, text: str) -> CompletionChoice:
+        return CompletionChoice(
+            index=self.choice.index, text=text, logprobs=None, finish_reason=None, stop_reason=None
         )
 
     def write(self, output: RequestOutput) -> CompletionChoice:

@@ -3,16 +3,14 @@
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from engine.client import EngineClient
+from engine.client import MAX_BATCH, EngineClient
 from engine.errors import RequestFailed
 from engine.outputs import FinishReason, RequestOutput
 from engine.sampling_params import SEED_MAX, SamplingParams
 from server.errors import ApiError, unavailable
-
-MAX_BATCH = 128
-"""Outputs handled in one go: while a client does not read they pile up, and the event loop serves others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,11 @@ class ChoiceOutput:
 
     choice: Choice
     output: RequestOutput
+
+    @property
+    def is_long(self) -> bool:
+        """Whether telling of it takes long, as the log probabilities of a whole prompt do."""
+        return self.output.prompt_logprobs is not None
 
 
 def make_choices(
@@ -76,17 +79,22 @@ def make_choices(
     ]
 
 
-async def generate(
-    engine: EngineClient, choices: Sequence[Choice]
-) -> AsyncGenerator[list[ChoiceOutput], None]:
+def generate(engine: EngineClient, choices: Sequence[Choice]) -> AsyncGenerator[list[ChoiceOutput], None]:
     """Runs all choices at once and yields what they bring; what arrives together comes together.
 
     But no more than MAX_BATCH at a time, and the event loop gets a turn in between.
 
     The first choice that fails ends the call. Leaving early, for whatever reason, aborts the rest.
     """
+    # Most calls have one choice, which needs no task beside the call's own: a switch per token less.
+    return _follow(engine, choices[0]) if len(choices) == 1 else _follow_all(engine, choices)
+
+
+async def _follow_all(
+    engine: EngineClient, choices: Sequence[Choice]
+) -> AsyncGenerator[list[ChoiceOutput], None]:
     arrived: asyncio.Queue[ChoiceOutput | Exception] = asyncio.Queue()
-    tasks = [asyncio.create_task(_follow(engine, choice, arrived)) for choice in choices]
+    tasks = [asyncio.create_task(_pass_on(engine, choice, arrived)) for choice in choices]
     unfinished = len(tasks)
     try:
         while unfinished:
@@ -114,24 +122,41 @@ async def _drain(queue: "asyncio.Queue[ChoiceOutput | Exception]") -> list[Choic
     return items
 
 
-async def _follow(
+async def _pass_on(
     engine: EngineClient, choice: Choice, arrived: "asyncio.Queue[ChoiceOutput | Exception]"
 ) -> None:
-    finished = False
     try:
-        async for output in engine.generate(choice.request_id, choice.prompt_token_ids, choice.params):
-            _check_ending(output)
-            arrived.put_nowait(ChoiceOutput(choice, output))
-            finished = output.finish_reason is not None
-        if not finished:
-            raise RequestFailed("the engine ended the request without a reason")
+        async with aclosing(_follow(engine, choice)) as batches:
+            async for batch in batches:
+                for item in batch:
+                    arrived.put_nowait(item)
     except Exception as error:
         arrived.put_nowait(error)
 
 
-def _check_ending(output: RequestOutput) -> None:
+async def _follow(engine: EngineClient, choice: Choice) -> AsyncGenerator[list[ChoiceOutput], None]:
+    """What one choice brings."""
+    outputs = engine.generate(choice.request_id, choice.prompt_token_ids, choice.params)
+    finished = False
+    async with aclosing(outputs) as batches:
+        async for batch in batches:
+            error = _bad_ending(batch[-1])
+            good = batch if error is None else batch[:-1]
+            if good:
+                yield [ChoiceOutput(choice, output) for output in good]
+            if error is not None:
+                raise error
+            finished = batch[-1].finish_reason is not None
+            if len(batch) == MAX_BATCH:
+                await asyncio.sleep(0)
+    if not finished:
+        raise RequestFailed("the engine ended the request without a reason")
+
+
+def _bad_ending(output: RequestOutput) -> ApiError | None:
     """An answer that was cut off by us must not look like a finished one; OpenAI has no name for it."""
     if output.finish_reason is FinishReason.ABORT:
-        raise unavailable("the server ended the request before its answer was complete", "aborted")
+        return unavailable("the server ended the request before its answer was complete", "aborted")
     if output.finish_reason is FinishReason.ERROR:
-        raise ApiError(500, "the request failed in the engine", code="internal_error")
+        return ApiError(500, "the request failed in the engine", code="internal_error")
+    return None

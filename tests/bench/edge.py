@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -61,13 +61,13 @@ class SteppedEngine(FakeEngine):
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[list[RequestOutput], None]:
         if not self.inboxes:
             self.start(asyncio.get_running_loop())
         inbox = self.inboxes[request_id] = asyncio.Queue()
         for output in self._outputs(FakeRequest(request_id, tuple(prompt_token_ids), params)):
             await inbox.get()
-            yield output
+            yield [output]
 
 
 def main() -> None:
@@ -145,12 +145,12 @@ def report(options: argparse.Namespace) -> None:
         f"--python-share={options.python_share}",
         f"--switch-ms={options.switch_ms}",
     ]
-    server = start("serve", *flags)
+    server = start("edge", "serve", *flags)
     loader = None
     try:
         url = line(server)
         idle = probe(url, 2)
-        loader = start("load", *flags, f"--url={url}")
+        loader = start("edge", "load", *flags, f"--url={url}")
         for _ in range(3):
             line(loader)
         tell(server)
@@ -170,8 +170,9 @@ def report(options: argparse.Namespace) -> None:
     )
 
 
-def start(role: str, *flags: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tests.bench.edge", role, *flags]
+def start(module: str, *flags: str) -> "subprocess.Popen[str]":
+    """A module of this folder in a process of its own."""
+    command = [sys.executable, "-m", f"tests.bench.{module}", *flags]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

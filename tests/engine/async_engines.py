@@ -62,10 +62,11 @@ async def answer_of(
     engine: AsyncEngine, request_id: str, prompt: tuple[int, ...] = PROMPT, params: SamplingParams = WISHES
 ) -> Completion:
     answer = Completion(list(prompt))
-    async for output in engine.generate(request_id, prompt, params):
-        assert output.request_id == request_id
-        assert answer.finish_reason is None
-        answer.add(output)
+    async for outputs in engine.generate(request_id, prompt, params):
+        for output in outputs:
+            assert output.request_id == request_id
+            assert answer.finish_reason is None
+            answer.add(output)
     return answer
 
 

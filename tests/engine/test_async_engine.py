@@ -32,7 +32,7 @@ def test_an_answer_comes_piece_by_piece() -> None:
     with running() as engine:
 
         async def scenario() -> None:
-            outputs = [output async for output in engine.generate("a", PROMPT, WISHES)]
+            outputs = [output async for batch in engine.generate("a", PROMPT, WISHES) for output in batch]
             assert len(outputs) > 5
             assert [output.finish_reason for output in outputs[:-1]] == [None] * (len(outputs) - 1)
             assert outputs[-1].num_output_tokens == 24
@@ -86,7 +86,7 @@ def test_leaving_the_iterator_early_aborts() -> None:
             outputs = engine.generate("a", PROMPT, ENDLESS)
             async for _ in outputs:
                 break
-            await outputs.aclose()  # type: ignore[attr-defined]
+            await outputs.aclose()
             await until(lambda: bool(finished))
             # The name is free again, and the engine as good as new.
             assert essence(await answer_of(engine, "a")) == essence(plain_answer(WISHES))
@@ -123,9 +123,10 @@ def test_abort_ends_the_stream_with_what_there_is() -> None:
 
         async def scenario() -> None:
             answer = Completion(list(PROMPT))
-            async for output in engine.generate("a", PROMPT, ENDLESS):
-                answer.add(output)
-                if output.finish_reason is None:
+            async for outputs in engine.generate("a", PROMPT, ENDLESS):
+                for output in outputs:
+                    answer.add(output)
+                if answer.finish_reason is None:
                     await engine.abort("a")
             assert answer.finish_reason is FinishReason.ABORT
             expected = plain_answer(ENDLESS)

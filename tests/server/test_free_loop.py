@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,16 +18,17 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from engine.chat_options import DEFAULT_CHAT, ChatOptions
-from engine.client import ChatMessage
+from engine.client import MAX_BATCH, ChatMessage
+from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
 from server.protocol.completion import CompletionRequest
 from server.protocol.formats import MAX_CHARACTERS
 from server.protocol.parsing import parse_in_pieces
 from server.routes import bodies
 from server.routes.bodies import BodyReader
-from server.services.generation import MAX_BATCH, generate, make_choices
+from server.services.generation import generate, make_choices
 from server.tools.plan import ToolPlanner
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, FakeRequest
 from tests.server.conftest import Served
 from tests.server.sse import chunks
 
@@ -118,7 +119,10 @@ def test_one_large_body_at_a_time_and_small_ones_beside_it() -> None:
 
 
 def test_what_piled_up_is_handled_in_parts_with_turns_in_between() -> None:
-    """A client that did not read for a while gets what it missed, and others are not kept waiting for it."""
+    """A client that did not read for a while gets what it missed, and others are not kept waiting for it.
+
+    Of one choice what piles up does so in the engine's inbox, whose own tests are with the engine's.
+    """
     engine = FakeEngine(answer=b"x" * 3000, tokens_per_step=1, max_model_len=9999)
 
     async def run() -> tuple[list[int], list[int]]:
@@ -132,9 +136,9 @@ def test_what_piled_up_is_handled_in_parts_with_turns_in_between() -> None:
                 await asyncio.sleep(0)
                 turns += 1
 
-        [choice] = make_choices("call", 0, 1, (1, 2), SamplingParams())
+        choices = make_choices("call", 0, 2, (1, 2), SamplingParams())
         ticking = asyncio.ensure_future(tick())
-        async for batch in generate(engine, [choice]):
+        async for batch in generate(engine, choices):
             if not sizes:
                 await asyncio.sleep(0.3)  # It does not read; the engine goes on.
             sizes.append(len(batch))
@@ -143,8 +147,41 @@ def test_what_piled_up_is_handled_in_parts_with_turns_in_between() -> None:
         return sizes, turns_before
 
     sizes, turns = asyncio.run(run())
-    assert sum(sizes) == 3000
+    assert sum(sizes) == 6000
     assert max(sizes) == MAX_BATCH, "much has piled up, and none of it came in one go"
+    assert all(later > earlier for earlier, later in pairwise(turns))
+
+
+class FullEngine(FakeEngine):
+    """Whatever is asked of it, it has said long ago."""
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        request = FakeRequest(request_id, tuple(prompt_token_ids), params)
+        outputs = list(self._outputs(request))
+        for start in range(0, len(outputs), MAX_BATCH):
+            yield outputs[start : start + MAX_BATCH]
+
+
+def test_one_choice_gives_turns_as_well() -> None:
+    engine = FullEngine(answer=b"x" * 1000, tokens_per_step=1, max_model_len=9999)
+    [choice] = make_choices("call", 0, 1, (1, 2), SamplingParams())
+
+    async def run() -> list[int]:
+        ticks = 0
+
+        def tick() -> None:
+            nonlocal ticks
+            ticks += 1
+            loop.call_soon(tick)
+
+        loop = asyncio.get_running_loop()
+        loop.call_soon(tick)
+        return [ticks async for _ in generate(engine, [choice])]
+
+    turns = asyncio.run(run())
+    assert len(turns) == 8
     assert all(later > earlier for earlier, later in pairwise(turns))
 
 

@@ -1,12 +1,16 @@
 """What is counted, and that nothing a client sends adds a series."""
 
 import math
+from collections.abc import Iterable
 
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from engine.outputs import FinishedRequest, FinishReason, StepPart, StepStats
 from engine.planning import PlanOutcome, PlanStats
 from server import __version__
+from server.metric_family import STEPS_AT_ONCE, Backlog
 from server.metrics import Metrics
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -238,3 +242,27 @@ def test_committed_tokens_tell_both_forwards_they_may_be_divided_by() -> None:
     assert "over target_forwards_total: the whole batch's" in told
     for name in ("request_forwards_total", "target_forwards_total"):
         assert f"# TYPE outrider_{name} counter" in text
+
+
+def test_steps_are_counted_together_and_none_is_missing_from_a_scrape() -> None:
+    registry = CollectorRegistry()
+    counted: list[int] = []
+    backlog = Backlog(registry, lambda stats: counted.append(stats.num_running))
+    seen: list[int] = []
+
+    class Reader(Collector):
+        def collect(self) -> Iterable[Metric]:
+            seen.append(len(counted))
+            return ()
+
+    registry.register(Reader())
+    seen.clear()  # To register is to be read once.
+    for number in range(STEPS_AT_ONCE - 1):
+        backlog.add(StepStats(num_running=number))
+    assert counted == []
+    list(registry.collect())
+    assert counted == list(range(STEPS_AT_ONCE - 1))
+    assert seen == [len(counted)], "the metrics themselves were read before the steps were counted"
+    for number in range(STEPS_AT_ONCE):
+        backlog.add(StepStats(num_running=number))
+    assert len(counted) == 2 * STEPS_AT_ONCE - 1

@@ -1,6 +1,7 @@
 """Server-sent events: their frames, and that joined they are the whole answer."""
 
 import json
+import re
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from engine.outputs import FinishReason
 from engine.sampling_params import SamplingParams
 from tests.fakes import FakeEngine
 from tests.server.conftest import Served
-from tests.server.sse import chunks, payloads
+from tests.server.sse import chunks, frames, payloads
 
 Serve = Callable[..., Served]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -274,3 +275,28 @@ def test_one_failing_choice_ends_the_call_and_aborts_the_others(serve: Serve) ->
     assert stream(served, COMPLETIONS, n=3, max_tokens=400).status_code == 500
     assert not engine.active
     assert sorted(name.rpartition("-")[2] for name in engine.aborted) == ["0", "1", "2"]
+
+
+TRICKY = 'quote " slash \\ / tab \t line \n bell \x07 del \x7f <é好🙂\u2028> [nul \x00]'
+
+
+@both_endpoints
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(
+    "options", [{}, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}]
+)
+def test_text_alone_is_written_as_the_models_write_it(
+    serve: Serve, path: str, n: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The JSON around it is made once, and there is no telling that from the bytes."""
+    served = serve(FakeEngine(answer=TRICKY.encode() * 2, tokens_per_step=5))
+
+    def written() -> list[str]:
+        text = stream(served, path, n=n, max_tokens=200, stream_options=options).text
+        return [re.sub(r'"id":"\w+-\w+"|"created":\d+', "", frame) for frame in frames(text)]
+
+    short = written()
+    assert any(r"\u0000" in frame for frame in short)
+    for module in ("chat_choice", "completion"):
+        monkeypatch.setattr(f"server.services.{module}.is_text_alone", lambda output: False)
+    assert short == written()
