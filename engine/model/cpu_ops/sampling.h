@@ -130,10 +130,11 @@ inline bool keep_above(float* row, int64_t size, double wanted, float limit, std
 
 // Keeps the smallest set of most likely tokens whose mass reaches top_p. The highest entry of the row is 0.
 inline void keep_mass(float* row, int64_t size, double top_p) {
-  constexpr float NEAR = -12.0f;  // What lies below is seldom wanted, and is most of a row.
   const double wanted = top_p * mass_of(row, size);
   std::vector<int64_t> tokens;
-  if (!keep_above(row, size, wanted, NEAR, tokens)) keep_above(row, size, wanted, NEVER, tokens);
+  // What lies far below is seldom wanted, and is most of a row.
+  for (const float limit : {-5.0f, -12.0f, NEVER})
+    if (keep_above(row, size, wanted, limit, tokens)) return;
 }
 
 inline void truncate(float* row, int64_t size, const Truncation& options, std::vector<float>& scratch) {
