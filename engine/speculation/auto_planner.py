@@ -41,6 +41,7 @@ class _Choice:
     """The best use of the step found so far: with which method beside the offers, if any."""
 
     admission: Admission
+    bids: Sequence[Bid]
     places: Sequence[int]
     offered: Sequence[bool]
     method: int | None = None
@@ -100,7 +101,8 @@ class AutoPlanner:
         most += max((sum(wish.num_nodes for wish in own) for own in wishes), default=0)
         plain = self._plain(load, most)
         step = _Step(plain, plain.floor(), offers, [self._bid(offer) for offer in offers])
-        best = _Choice(admit(step.bids, plain), [offer.place for offer in offers], [True] * len(offers))
+        places = [offer.place for offer in offers]
+        best = _Choice(admit(step.bids, plain), step.bids, places, [True] * len(offers))
         for method, own in enumerate(wishes):
             if own:
                 choice = self._with(method, own, step)
@@ -154,7 +156,7 @@ class AutoPlanner:
         worth_it = _MARGIN * tariff.plain_speed
         tokens = list(accumulate(rate**level for level in range(1, _FOLLOWED_DEPTH + 1)))
         return any(
-            tariff.speed(count * gained, count * depth, depth) > worth_it
+            tariff.speed(gained, count, depth) > worth_it
             for count in (1, num_requests)
             for depth, gained in enumerate(tokens, start=1)
             if count * depth < len(tariff.rise)
@@ -203,13 +205,10 @@ class AutoPlanner:
             bids.append(Bid(values, depths, entry))
             places.append(wish.place)
         taken = set(places)
-        left = [(place, bid) for place, bid in offered.items() if place not in taken]
-        return _Choice(
-            admit([*bids, *(bid for _, bid in left)], tariff),
-            [*places, *(place for place, _ in left)],
-            [False] * len(bids) + [True] * len(left),
-            method,
-        )
+        left = {place: bid for place, bid in offered.items() if place not in taken}
+        every = [*bids, *left.values()]
+        is_offered = [False] * len(bids) + [True] * len(left)
+        return _Choice(admit(every, tariff), every, [*places, *left], is_offered, method)
 
     def _lengthened(
         self, best: _Choice, grants: list[Grant], wishes: Sequence[Wish], plain: Tariff, load: Load
@@ -226,7 +225,12 @@ class AutoPlanner:
         num_nodes = sum(best.admission.counts)
         row = tariff.rise[num_nodes] / num_nodes + tariff.per_row
         seconds = tariff.per_pass / len(grants) + row
-        least = min(best.admission.speed * seconds / _GOES_ON, 1.0)
+        # Tokens that somebody without drafts loses in that time, all of them together.
+        price = tariff.requests * seconds / best.admission.seconds / _GOES_ON
+        tokens = {
+            place: 1.0 + sum(bid.values[:count])
+            for place, bid, count in zip(best.places, best.bids, best.admission.counts, strict=True)
+        }
         spare = load.num_draft_rows - num_nodes
         longer: list[Grant] = []
         for grant in grants:
@@ -236,6 +240,7 @@ class AutoPlanner:
             more = min(rooms[grant.place] - grant.num_nodes, spare)
             spare -= more
             length = grant.num_nodes + more
+            least = min(price * tokens[grant.place], 1.0)
             longer.append(Grant(grant.place, length, length, least))
         return longer
 
@@ -278,7 +283,7 @@ class AutoPlanner:
             tariff = self._tariff(method, plain)
             room = min(max(min(wish.num_nodes, wish.max_depth) for wish in wishes), len(_OPTIMISTIC))
             self._hopeful[method] = any(
-                tariff.speed(count * sum(_OPTIMISTIC[:depth]), count * depth, depth) > tariff.plain_speed
+                tariff.speed(sum(_OPTIMISTIC[:depth]), count, depth) > tariff.plain_speed
                 for count in (1, len(wishes))
                 for depth in range(1, room + 1)
                 if count * depth < len(tariff.rise)

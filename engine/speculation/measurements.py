@@ -24,7 +24,7 @@ class MethodMeasurements:
         estimates: Whether its trees say how likely each node is.
         shape: What its trees usually look like; None is a chain.
         book: Acceptance by depth, rank and request.
-        costs: Seconds of drafting, per call, per level and per row. Before anything was seen they are taken
+        costs: Seconds of drafting, per draft, per level and per row. Before anything was seen they are taken
             to be small, in shares of a step of the target: what seems cheap is tried, and then it is known.
     """
 
@@ -75,9 +75,14 @@ class Measurements:
         return predicted
 
     def note_draft(self, method: int, num_levels: int, num_rows: int, seconds: float) -> None:
-        """Enters what a call of a speculator took."""
-        amounts = (1.0, float(num_levels), float(num_rows))
-        self.methods[method].costs.observe(amounts, seconds, self.cost.unit)
+        """Enters what a call of a speculator took.
+
+        One that only looks on, or reads what came by, says what rows cost; what it takes to draft at all, which
+        is many times as much as to look on, is told by drafts alone.
+        """
+        if num_levels or num_rows:
+            amounts = (float(num_levels > 0), float(num_levels), float(num_rows))
+            self.methods[method].costs.observe(amounts, seconds, self.cost.unit)
 
     def note_verdict(
         self, method: int, request_id: str, tree: TokenTree, accepted: Sequence[int], most_levels: int = 0

@@ -182,10 +182,22 @@ def test_what_lookups_offer_is_cut_where_it_stops_paying() -> None:
     assert among_many < alone
 
 
-def test_one_sure_draft_is_kept_in_a_full_batch() -> None:
+def test_one_sure_draft_is_kept_where_no_other_pays() -> None:
+    """Of one token: the next one would add less to its request than its row takes from the seven others."""
     lookup = MethodMeasurements("ngram", estimates=True)
     offers = [Offer(0, 0, (0.99, 0.98)), Offer(7, 0, (0.3, 0.2))]
-    assert AutoPlanner(known(lookup)).allot(load(32), offers, [[]]).kept == (2, 0)
+    assert AutoPlanner(known(lookup)).allot(load(8), offers, [[]]).kept == (1, 0)
+
+
+def test_no_request_is_sped_up_at_the_cost_of_all_others() -> None:
+    """Eight sure tokens for one of four would be more tokens per second, and each of the others would wait."""
+    lookup = MethodMeasurements("ngram", estimates=True)
+    planner = AutoPlanner(known(lookup))
+    offer = Offer(0, 0, tuple(0.99**depth for depth in range(1, 13)))
+    [among_four] = planner.allot(load(4), [offer], [[]]).kept
+    assert 1 <= among_four <= 2
+    assert sum(planner.allot(load(4), [replace(offer, place=place) for place in range(4)], [[]]).kept) > 6
+    assert planner.allot(load(1), [offer], [[]]).kept == (12,)
 
 
 def test_a_lookup_goes_first_where_it_promises_more() -> None:
