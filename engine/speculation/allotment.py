@@ -9,6 +9,7 @@ measure, and no more. Of alike requests that is the same as tokens per second, a
 higher than without drafts, so is the sum of the speeds.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, islice, pairwise
@@ -78,7 +79,7 @@ class Tariff:
         """The speed if so many requests draft chains of so many levels, which bring each so many tokens."""
         num_nodes = num_drafting * depth
         drafting = self.start + self.per_pass * depth + self.per_row * num_nodes
-        tokens = self.requests * (1.0 + gained) ** (num_drafting / self.requests)
+        tokens = self.requests * math.pow(1.0 + gained, num_drafting / self.requests)
         return tokens / (self.seconds + drafting + self.rise[num_nodes])
 
 
@@ -135,12 +136,12 @@ def admit(bids: Sequence[Bid], tariff: Tariff) -> Admission:
         if left and level <= best_depth:
             counts[place] += 1
             left -= 1
-    deepest = max((bid.depths[number - 1] for bid, number in zip(bids, counts, strict=True) if number), default=0)
-    return Admission(tuple(counts), min(best_depth, deepest), best.speed, best.seconds)
+    taken = [bid.depths[number - 1] for bid, number in zip(bids, counts, strict=True) if number]
+    return Admission(tuple(counts), min(best_depth, max(taken, default=0)), best.speed, best.seconds)
 
 
 _Node = tuple[float, int, int, int, float]
-"""By what it lengthens the mean request's step, negative; its bid, its place there, its depth, its seconds."""
+"""By what it lengthens the mean request's step, negative; its bid, its place there, its depth, seconds."""
 
 
 class _Scanned(NamedTuple):

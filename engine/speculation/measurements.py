@@ -13,6 +13,8 @@ from engine.token_tree import TokenTree
 # Expected tokens that count as if they had come as expected.
 _CALIBRATION_WEIGHT = 30.0
 _CALIBRATION_MEMORY = 1000.0
+# Steps from one to the next in which it is noted what lookups take.
+_REPORTED = 8
 
 
 @dataclass(slots=True)
@@ -77,10 +79,12 @@ class Measurements:
     def note_draft(self, method: int, num_levels: int, num_rows: int, seconds: float) -> None:
         """Enters what a call of a speculator took.
 
-        One that only looks on, or reads what came by, says what rows cost; what it takes to draft at all, which
-        is many times as much as to look on, is told by drafts alone.
+        One that only looks on, or reads what came by, says what rows cost. What it takes to draft at all is
+        many times as much as to look on, and told by drafts alone. What lookups take is for reports, and
+        changes little.
         """
-        if num_levels or num_rows:
+        is_for_reports = self.methods[method].estimates and self.step % _REPORTED
+        if (num_levels or num_rows) and not is_for_reports:
             amounts = (float(num_levels > 0), float(num_levels), float(num_rows))
             self.methods[method].costs.observe(amounts, seconds, self.cost.unit)
 

@@ -1,5 +1,6 @@
 """Which nodes are admitted: the best of all sets that keep trees whole, found without trying them all."""
 
+import math
 import random
 from itertools import product
 
@@ -19,7 +20,7 @@ def speed_of(bids: list[Bid], tariff: Tariff, counts: tuple[int, ...]) -> float:
             deepest = max(deepest, *drafted)
     if deepest:
         seconds += tariff.start + tariff.per_pass * deepest
-    return tariff.requests * tokens ** (1.0 / tariff.requests) / (seconds + tariff.rise[rows])
+    return tariff.requests * math.pow(tokens, 1.0 / tariff.requests) / (seconds + tariff.rise[rows])
 
 
 def steps_of_four(rows: int) -> float:

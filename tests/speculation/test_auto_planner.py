@@ -190,7 +190,7 @@ def test_one_sure_draft_is_kept_where_no_other_pays() -> None:
 
 
 def test_no_request_is_sped_up_at_the_cost_of_all_others() -> None:
-    """Eight sure tokens for one of four would be more tokens per second, and each of the others would wait."""
+    """Ten sure tokens for one of four would be more tokens per second, and each of the others would wait."""
     lookup = MethodMeasurements("ngram", estimates=True)
     planner = AutoPlanner(known(lookup))
     offer = Offer(0, 0, tuple(0.99**depth for depth in range(1, 13)))
