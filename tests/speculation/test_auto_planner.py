@@ -262,6 +262,20 @@ def test_it_says_why(rate: float, count: int, outcome: PlanOutcome) -> None:
     assert planner.follows_prompts(0) is (outcome is not PlanOutcome.LOAD)
 
 
+def test_who_got_nothing_is_left_alone_for_a_while_or_until_the_load_falls() -> None:
+    measurements = known(taught("a", 0.9, 0.02, 0.002))
+    planner = AutoPlanner(measurements)
+    assert planner.asks(0, load(32))
+    assert planner.allot(load(32), [], [wishes(32)]).outcome is PlanOutcome.LOAD
+    assert not planner.asks(0, load(32))
+    assert planner.allot(load(32), [], [[]]).outcome is PlanOutcome.LOAD
+    assert planner.asks(0, load(31))
+    measurements.step += 4
+    assert planner.asks(0, load(32))
+    assert num_nodes(planner.allot(load(1), [], [wishes(1)]), 0) > 0
+    assert planner.asks(0, load(32)), "it has just drafted"
+
+
 def num_calls(count: int, rate: float, curve: object) -> int:
     """Functions called to decide one step in the thick of it."""
     measurements = known(taught("a", rate, 0.0001), curve=curve)
