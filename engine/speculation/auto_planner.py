@@ -155,8 +155,7 @@ class AutoPlanner:
         self._probes[method].note(request_id, stood)
 
     def _bid(self, offer: Offer) -> Bid:
-        factor = self._known.methods[offer.method].calibration
-        values = [min(1.0, probability * factor) for probability in offer.probabilities]
+        values = self._known.methods[offer.method].calibration.corrected(offer.probabilities)
         return Bid(values, (0,) * len(values))
 
     def _with(self, method: int, wishes: Sequence[Wish], step: _Step) -> _Choice:

@@ -213,11 +213,11 @@ def test_lookups_that_promise_too_much_are_believed_less() -> None:
     lookup = MethodMeasurements("ngram", estimates=True)
     measurements = known(lookup)
     tree = TokenTree((1, 2), (0, 1), probabilities=(0.9, 0.8))
-    before = lookup.calibration
+    before = lookup.calibration.overall
     for _ in range(200):
         measurements.note_verdict(0, "r", tree, ())
     assert before == 1.0
-    assert lookup.calibration < 0.2
+    assert lookup.calibration.overall < 0.2
     assert AutoPlanner(measurements).allot(load(1), [Offer(0, 0, (0.3,))], [[]]).kept == (0,)
 
 
