@@ -61,7 +61,8 @@ class RowCurve:
         place = min(bisect_right(KNOTS, rows), len(KNOTS) - 1) - 1
         left, right = KNOTS[place], KNOTS[place + 1]
         low, high = self._values[place], self._values[place + 1]
-        return low + (high - low) / (right - left) * (rows - left)
+        value: float = low + (high - low) * (rows - left) / (right - left)
+        return value
 
     def run(self, begin: int, count: int) -> list[float]:
         """The values of `begin`, `begin` + 1, ... `begin` + `count` rows."""
