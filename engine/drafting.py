@@ -4,14 +4,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 
 import torch
 
 from engine.core.request import Request
 from engine.core.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from engine.model.hidden_states import HiddenSelection
-from engine.planning import OutcomeCount, PlannerReport, PlanOutcome, PlanStats, RowCost
+from engine.planning import PlannerReport, PlanOutcome, PlanStats
 from engine.speculation.base import DraftRequest
 from engine.speculation.draft_batch import DraftBatch, batch_of, shape_of
 from engine.speculation.drafter import Drafter
@@ -25,6 +24,9 @@ from engine.speculation.step_features import StepFeatures
 from engine.token_tree import TokenTree
 
 logger = logging.getLogger(__name__)
+
+SHOWN_TOGETHER = 16
+"""Positions of a request without drafts that a head is shown at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Drafting:
         self._methods: dict[str, tuple[int, int]] = {}
         self._shape = StepShape(0, 0, 0, 0)
         self._timed: tuple[float | None, float] = (None, 0.0)
-        self._features = StepFeatures()
+        self._features = StepFeatures(keeps=any(drafter.needs.follows for drafter in self._drafters))
         self._following = Following(self._drafters, planner)
         wanted = (drafter.needs.hidden_states for drafter in self._drafters)
         self.hidden_states: HiddenSelection | None = next(filter(None, wanted), None)
@@ -88,7 +90,11 @@ class Drafting:
 
     def note_commit(self, item: ScheduledRequest, accepted: Sequence[int]) -> None:
         """Learns which of a request's nodes stay, before the scheduler does."""
-        if self.hidden_states is not None:
+        if self.hidden_states is None:
+            return
+        request = item.request
+        is_followed = request.needs_draft_cache and request.request_id not in self._outgrown
+        if is_followed or not self._features.keeps:
             self._features.commit(item, accepted)
 
     def note_plan(self, plan: SchedulerOutput) -> None:
@@ -122,13 +128,13 @@ class Drafting:
         offers = self._collect_offers(batch, scheduler)
         wishes = [
             []
-            if drafter.needs.estimates
+            if drafter.needs.estimates or not self._planner.asks(method, batch.load)
             else [
                 wish
                 for place, request in enumerate(batch.decoding)
                 if (wish := drafter.wish(place, request)) is not None
             ]
-            for drafter in self._drafters
+            for method, drafter in enumerate(self._drafters)
         ]
         allotment = self._planner.allot(batch.load, offers, wishes)
         num_nodes = 0
@@ -165,6 +171,7 @@ class Drafting:
 
     def release(self, request: Request) -> None:
         """Forgets a request that ended or lost its blocks."""
+        self._features.drop(request.request_id)
         for drafter in self._drafters:
             drafter.speculator.release(request.request_id)
 
@@ -181,23 +188,7 @@ class Drafting:
 
     def report(self) -> PlannerReport:
         """The planner's current table."""
-        cost = self._measurements.cost
-        context, row_context = cost.context_costs
-        per_step, per_request = cost.host_costs
-        return PlannerReport(
-            planner=self._planner.name,
-            forward=tuple(RowCost(rows, 1e3 * seconds, seen) for rows, seconds, seen in cost.table()),
-            speed=cost.speed,
-            microseconds_per_context_token=1e6 * context,
-            microseconds_per_row_and_context_token=1e6 * row_context,
-            host_milliseconds_per_step=1e3 * per_step,
-            host_milliseconds_per_request=1e3 * per_request,
-            methods=self._measurements.method_reports(),
-            requests=self._measurements.request_reports(),
-            outcomes=tuple(starmap(OutcomeCount, self._record.outcomes.items())),
-            num_granted=self._record.num_granted,
-            prediction_error=self._record.error,
-        )
+        return self._record.report(self._planner.name, self._measurements)
 
     def _collect_offers(self, batch: DraftBatch, scheduler: Scheduler) -> list[Offer]:
         """Asks those whose trees cost nothing; for each request the first that has something is heard."""
@@ -223,6 +214,8 @@ class Drafting:
     def _draft(self, method: int, grants: Sequence[Grant], batch: DraftBatch, scheduler: Scheduler) -> int:
         """Lets those draft who may, and lets caches follow prompts; how many nodes came of it."""
         drafter = self._drafters[method]
+        if not grants and not drafter.needs.has_cache:
+            return 0
         granted = {batch.decoding[grant.place].request_id: grant for grant in grants}
         asked: list[tuple[Request, DraftRequest]] = []
         for request in batch.requests:
@@ -235,7 +228,7 @@ class Drafting:
             features = self._features.take(request.request_id) if reads else None
             least = 0.0 if grant is None else grant.least
             draft_request = drafter.ask(request, scheduler, limits, features=features, least=least)
-            if draft_request.budget or watches:
+            if draft_request.budget or watches or drafter.needs.follows:
                 asked.append((request, draft_request))
         trees = self._call(method, [draft_request for _, draft_request in asked])
         for (request, draft_request), tree in zip(asked, trees, strict=True):
@@ -246,14 +239,16 @@ class Drafting:
     def _watches(self, method: int, request: Request) -> bool:
         """Whether a method is told of a request that it drafts nothing for.
 
-        A head sees each position once. Other caches may come later, and follow prompts where that pays.
+        A head sees each position once, many together where it drafts nothing. Other caches may come later,
+        and follow prompts where that pays.
         """
         drafter = self._drafters[method]
         if drafter.room.has_outgrown(request):
             return False
         is_read = request.num_uncomputed_tokens > 1
         if drafter.needs.follows:
-            return request.needs_draft_cache
+            waiting = self._features.num_waiting(request.request_id)
+            return request.needs_draft_cache and waiting >= SHOWN_TOGETHER
         return drafter.needs.has_cache and is_read and self._planner.follows_prompts(method)
 
     def _call(self, method: int, requests: Sequence[DraftRequest]) -> Sequence[TokenTree]:

@@ -1,9 +1,20 @@
-"""Which draft nodes of a whole batch are worth their time: those that raise its tokens per second."""
+"""Which draft nodes of a whole batch are worth their time: those that speed its requests up, on the whole.
 
+A step's time is everybody's. Were tokens per second of all together what counts, one request with sure drafts
+would have as many rows as the others pay for: eight tokens of its own against four steps that take half as
+long again. Nothing is won by that. The others wait, it ends early, and they go on in a batch that is the
+worse for being smaller. So what counts is the product of all requests' speeds (proportional fairness; Kelly,
+Maulloo and Tan 1998): a request may be made faster by as much as it slows the others down, each in its own
+measure, and no more. Of alike requests that is the same as tokens per second, and where that product is
+higher than without drafts, so is the sum of the speeds.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count, islice
-from operator import add, sub, truediv
+from itertools import accumulate, count, islice, pairwise
+from operator import add, mul, truediv
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +31,20 @@ class Bid:
     depths: Sequence[int]
     entry_seconds: float = 0.0
 
+    def gains(self) -> list[float]:
+        """Per node the factor by which it lengthens the request's step; falling.
+
+        Where only a part of the tree's levels is drafted that is a little too low behind what is left out.
+        """
+        return [more / less for less, more in pairwise(accumulate(self.values, initial=1.0))]
+
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
     """What nodes cost.
 
     Attributes:
-        tokens: What the step brings without any.
+        requests: How many the step serves; without any it brings each a token.
         seconds: What it takes without any.
         rise: Seconds that 0, 1, 2 ... nodes add to the target's pass.
         start: Seconds to draft at all,
@@ -34,7 +52,7 @@ class Tariff:
         per_row: and for each node.
     """
 
-    tokens: float
+    requests: int
     seconds: float
     rise: Sequence[float]
     start: float = 0.0
@@ -44,7 +62,7 @@ class Tariff:
     @property
     def plain_speed(self) -> float:
         """Tokens per second without drafts."""
-        return self.tokens / self.seconds
+        return self.requests / self.seconds
 
     def floor(self) -> float:
         """A node that stands less likely than that cannot pay, however many come with it."""
@@ -57,10 +75,12 @@ class Tariff:
             return 0.0
         return self.per_row if node else self.per_row + bid.entry_seconds
 
-    def speed(self, tokens: float, num_nodes: int, depth: int) -> float:
-        """Tokens per second with so many drafted nodes in so many levels that bring so many tokens."""
+    def speed(self, gained: float, num_drafting: int, depth: int) -> float:
+        """The speed if so many requests draft chains of so many levels, which bring each so many tokens."""
+        num_nodes = num_drafting * depth
         drafting = self.start + self.per_pass * depth + self.per_row * num_nodes
-        return (self.tokens + tokens) / (self.seconds + drafting + self.rise[num_nodes])
+        tokens = self.requests * math.pow(1.0 + gained, num_drafting / self.requests)
+        return tokens / (self.seconds + drafting + self.rise[num_nodes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,61 +90,76 @@ class Admission:
     Attributes:
         counts: Per bid how many of its nodes, the first ones that are not deeper than `depth`.
         depth: Levels to draft; 0 for none.
-        speed: Expected tokens per second with them.
+        speed: Tokens per second with them, as if each request had the geometric mean of all requests' tokens.
+        seconds: Of the step with them.
     """
 
     counts: tuple[int, ...]
     depth: int
     speed: float
+    seconds: float
 
 
 def admit(bids: Sequence[Bid], tariff: Tariff) -> Admission:
-    """Takes nodes by falling chance, as long as totals say, and as deep as totals say.
+    """Takes nodes by falling gain, as long as totals say, and as deep as totals say.
 
-    For a given number of levels the best set of n nodes is the n likeliest ones, so all n are tried with the
-    totals of tokens and seconds they make; a test of each node against the one before would stop at the first
-    step of a curve with steps. At most `len(tariff.rise) - 1` nodes are taken.
+    For a given number of levels the best set of n nodes is the n of the highest gains, so all n are tried
+    with the totals of gains and seconds they make; a test of each node against the one before would stop at
+    the first step of a curve with steps. At most `len(tariff.rise) - 1` nodes are taken.
 
     Args:
         bids: One per request that may have nodes. Whose entry costs more than all of its nodes can bring is
             left out from the start.
         tariff: What they cost.
     """
-    nodes = [
-        (-value, place, node, bid.depths[node], tariff.cost(bid, node))
+    share = 1.0 / tariff.requests
+    nodes: list[_Node] = [
+        (-(gain**share), place, node, bid.depths[node], tariff.cost(bid, node))
         for place, bid in enumerate(bids)
-        if not bid.entry_seconds or sum(bid.values) > tariff.plain_speed * bid.entry_seconds
-        for node, value in enumerate(bid.values)
+        if (1.0 + sum(bid.values)) ** share > 1.0 + bid.entry_seconds / tariff.seconds
+        for node, gain in enumerate(bid.gains())
     ]
     nodes.sort()
-    best_speed = tariff.plain_speed
-    best_count = best_depth = 0
+    best = _Scanned(tariff.plain_speed, 0, tariff.seconds)
+    best_depth = 0
     previous = 0.0
     for depth in range(max((node[3] for node in nodes), default=0) + 1):
-        speed, num_nodes = _scan(nodes, tariff, depth)
-        if speed > best_speed:
-            best_speed, best_count, best_depth = speed, num_nodes, depth
-        if depth > 1 and speed < previous < best_speed:
+        found = _scan(nodes, tariff, depth)
+        if found.speed > best.speed:
+            best, best_depth = found, depth
+        if depth > 1 and found.speed < previous < best.speed:
             break  # Levels gain ever less and cost the same.
-        previous = speed
+        previous = found.speed
     counts = [0] * len(bids)
+    left = best.num_nodes
     for _, place, _, level, _ in nodes:
-        if best_count and level <= best_depth:
+        if left and level <= best_depth:
             counts[place] += 1
-            best_count -= 1
+            left -= 1
     taken = [bid.depths[number - 1] for bid, number in zip(bids, counts, strict=True) if number]
-    speed = best_speed if taken else tariff.plain_speed
-    return Admission(tuple(counts), min(best_depth, max(taken, default=0)), speed)
+    return Admission(tuple(counts), min(best_depth, max(taken, default=0)), best.speed, best.seconds)
 
 
-def _scan(
-    nodes: Sequence[tuple[float, int, int, int, float]], tariff: Tariff, depth: int
-) -> tuple[float, int]:
-    """The highest tokens per second of all numbers of nodes, none deeper than `depth`, and that number."""
+_Node = tuple[float, int, int, int, float]
+"""By what it lengthens the mean request's step, negative; its bid, its place there, its depth, seconds."""
+
+
+class _Scanned(NamedTuple):
+    """The best number of nodes, the speed with them, and what the step then takes."""
+
+    speed: float
+    num_nodes: int
+    seconds: float
+
+
+def _scan(nodes: Sequence[_Node], tariff: Tariff, depth: int) -> _Scanned:
+    """The highest speed of all numbers of nodes, none deeper than `depth`."""
     chosen = [node for node in nodes if node[3] <= depth][: len(tariff.rise) - 1]
     start = tariff.seconds + (tariff.start + tariff.per_pass * depth if depth else 0.0)
-    tokens = accumulate([node[0] for node in chosen], sub, initial=tariff.tokens)
+    tokens = accumulate([-node[0] for node in chosen], mul, initial=float(tariff.requests))
     drafting = accumulate([node[4] for node in chosen], initial=start)
-    speeds = list(map(truediv, tokens, map(add, drafting, tariff.rise)))
+    seconds = list(map(add, drafting, tariff.rise))
+    speeds = list(map(truediv, tokens, seconds))
     best = max(speeds)
-    return best, speeds.index(best)
+    place = speeds.index(best)
+    return _Scanned(best, place, seconds[place])

@@ -63,7 +63,7 @@ class Drafter:
 
     def num_nodes(self, request: Request) -> int:
         """Draft nodes that a request has room for."""
-        is_idle = self.room.has_outgrown(request) or not self.serves(request) or self._lost(request)
+        is_idle = not self.serves(request) or self.room.has_outgrown(request) or self._lost(request)
         return 0 if is_idle else self.room.node_budget(request)
 
     def _lost(self, request: Request) -> bool:

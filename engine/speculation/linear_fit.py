@@ -12,6 +12,9 @@ _MOST = 3.0
 _KNOWN = 8
 # Units that differ by no more than this share one solution.
 _SAME_UNIT = 0.1
+# Once so many observations have come in, a solution holds for some more: each changes it by little.
+_SETTLED = 64
+_HOLDS = 8
 
 
 class LinearFit:
@@ -38,7 +41,8 @@ class LinearFit:
             expected = sum(map(float.__mul__, self.solve(unit), map(float, amounts)))
             cost = min(cost, _MOST * expected)
         self.num_seen += 1
-        self._solution = ()
+        if self.num_seen < _SETTLED or self.num_seen % _HOLDS == 0:
+            self._solution = ()
         keep = 1.0 - 1.0 / _MEMORY
         for row, (amount, products) in enumerate(zip(amounts, self._products, strict=True)):
             self._targets[row] = keep * self._targets[row] + amount * cost

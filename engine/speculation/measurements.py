@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 from engine.planning import MethodReport, RequestReport
 from engine.speculation.acceptance_book import AcceptanceBook
+from engine.speculation.calibration_book import CalibrationBook
 from engine.speculation.linear_fit import LinearFit
 from engine.speculation.step_cost import CostModel, StepShape
 from engine.speculation.tree_shape import TreeShape
 from engine.token_tree import TokenTree
 
-# Expected tokens that count as if they had come as expected.
-_CALIBRATION_WEIGHT = 30.0
-_CALIBRATION_MEMORY = 1000.0
+# Steps from one to the next in which it is noted what lookups take.
+_REPORTED = 8
 
 
 @dataclass(slots=True)
@@ -24,7 +24,8 @@ class MethodMeasurements:
         estimates: Whether its trees say how likely each node is.
         shape: What its trees usually look like; None is a chain.
         book: Acceptance by depth, rank and request.
-        costs: Seconds of drafting, per call, per level and per row. Before anything was seen they are taken
+        calibration: What its trees' own estimates have been worth.
+        costs: Seconds of drafting, per draft, per level and per row. Before anything was seen they are taken
             to be small, in shares of a step of the target: what seems cheap is tried, and then it is known.
     """
 
@@ -33,21 +34,7 @@ class MethodMeasurements:
     shape: TreeShape | None = None
     book: AcceptanceBook = field(default_factory=AcceptanceBook)
     costs: LinearFit = field(default_factory=lambda: LinearFit((0.0, 0.05, 0.002), (1.0, 3.0, 6.0)))
-    _expected: float = 0.0
-    _accepted: float = 0.0
-
-    @property
-    def calibration(self) -> float:
-        """Accepted tokens over those that the trees' own estimates had promised."""
-        return (self._accepted + _CALIBRATION_WEIGHT) / (self._expected + _CALIBRATION_WEIGHT)
-
-    def note_estimates(self, expected: float, accepted: int) -> None:
-        """Holds a tree's estimates against its verdict."""
-        self._expected += expected
-        self._accepted += accepted
-        if self._expected > _CALIBRATION_MEMORY:
-            self._expected /= 2
-            self._accepted /= 2
+    calibration: CalibrationBook = field(default_factory=CalibrationBook)
 
 
 class Measurements:
@@ -75,9 +62,16 @@ class Measurements:
         return predicted
 
     def note_draft(self, method: int, num_levels: int, num_rows: int, seconds: float) -> None:
-        """Enters what a call of a speculator took."""
-        amounts = (1.0, float(num_levels), float(num_rows))
-        self.methods[method].costs.observe(amounts, seconds, self.cost.unit)
+        """Enters what a call of a speculator took.
+
+        One that only looks on, or reads what came by, says what rows cost. What it takes to draft at all is
+        many times as much as to look on, and told by drafts alone. What lookups take is for reports, and
+        changes little.
+        """
+        is_for_reports = self.methods[method].estimates and self.step % _REPORTED
+        if (num_levels or num_rows) and not is_for_reports:
+            amounts = (float(num_levels > 0), float(num_levels), float(num_rows))
+            self.methods[method].costs.observe(amounts, seconds, self.cost.unit)
 
     def note_verdict(
         self, method: int, request_id: str, tree: TokenTree, accepted: Sequence[int], most_levels: int = 0
@@ -85,7 +79,7 @@ class Measurements:
         """Enters which nodes of a tree stand, that might have had so many levels."""
         known = self.methods[method]
         if known.estimates:
-            known.note_estimates(sum(tree.probabilities), len(accepted))
+            known.calibration.note(tree.probabilities, accepted)
         else:
             known.book.note(request_id, tree, accepted, self.step, most_levels)
 
@@ -116,5 +110,5 @@ class Measurements:
             1000.0 * start,
             1000.0 * per_pass,
             1000.0 * per_row,
-            known.calibration if known.estimates else None,
+            known.calibration.overall if known.estimates else None,
         )

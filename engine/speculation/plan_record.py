@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Callable
+from itertools import starmap
 
-from engine.planning import PlanOutcome, PlanStats
+from engine.planning import OutcomeCount, PlannerReport, PlanOutcome, PlanStats, RowCost
+from engine.speculation.measurements import Measurements
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,26 @@ class PlanRecord:
             self.error = error if self.error is None else self.error + _RATE * (error - self.error)
         if self._clock() >= self._line_at:
             self._say()
+
+    def report(self, planner: str, known: Measurements) -> PlannerReport:
+        """The current table: what a planner of that name goes by, and has done."""
+        cost = known.cost
+        context, row_context = cost.context_costs
+        per_step, per_request = cost.host_costs
+        return PlannerReport(
+            planner=planner,
+            forward=tuple(RowCost(rows, 1e3 * seconds, seen) for rows, seconds, seen in cost.table()),
+            speed=cost.speed,
+            microseconds_per_context_token=1e6 * context,
+            microseconds_per_row_and_context_token=1e6 * row_context,
+            host_milliseconds_per_step=1e3 * per_step,
+            host_milliseconds_per_request=1e3 * per_request,
+            methods=known.method_reports(),
+            requests=known.request_reports(),
+            outcomes=tuple(starmap(OutcomeCount, self.outcomes.items())),
+            num_granted=self.num_granted,
+            prediction_error=self.error,
+        )
 
     def _say(self) -> None:
         num_steps = sum(self._since_line.values())

@@ -108,13 +108,16 @@ class Planner(Protocol):
     def price(self, load: Load) -> RowPrice:
         """What a row costs, for methods that estimate their own nodes."""
 
+    def asks(self, method: int, load: Load) -> bool:
+        """Whether a method that does not estimate is to say in this step who could draft with it."""
+
     def allot(self, load: Load, offers: Sequence[Offer], wishes: Sequence[Sequence[Wish]]) -> Allotment:
         """Divides the nodes of a step.
 
         Args:
             load: The step.
             offers: Trees of the methods that estimate, at most one per request.
-            wishes: Per method those who could draft with it; none for methods that estimate.
+            wishes: Per method who could draft with it; nobody where it estimates, or was not asked.
         """
 
     def follows_prompts(self, method: int) -> bool:
@@ -135,6 +138,10 @@ class FixedPlanner:
     def price(self, load: Load) -> RowPrice:
         """See Planner."""
         return EqualShares(load.num_running)
+
+    def asks(self, method: int, load: Load) -> bool:
+        """See Planner."""
+        return True
 
     def allot(self, load: Load, offers: Sequence[Offer], wishes: Sequence[Sequence[Wish]]) -> Allotment:
         """See Planner."""

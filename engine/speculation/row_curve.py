@@ -58,7 +58,11 @@ class RowCurve:
 
     def value(self, rows: int) -> float:
         """Seconds of a pass of so many rows."""
-        return self.run(rows, 0)[0]
+        place = min(bisect_right(KNOTS, rows), len(KNOTS) - 1) - 1
+        left, right = KNOTS[place], KNOTS[place + 1]
+        low, high = self._values[place], self._values[place + 1]
+        value: float = low + (high - low) * (rows - left) / (right - left)
+        return value
 
     def run(self, begin: int, count: int) -> list[float]:
         """The values of `begin`, `begin` + 1, ... `begin` + `count` rows."""

@@ -9,7 +9,7 @@ from engine.speculation.base import FeatureRows
 
 
 class StepFeatures:
-    """The hidden states of one step's tokens.
+    """The hidden states of a step's tokens, and of earlier steps' that nobody has taken yet.
 
     A row is a token's of the batch: committed ones, and nodes of which a few turn out to stand. What follows
     each other in the text is picked out of them:
@@ -17,12 +17,16 @@ class StepFeatures:
         batch       a5 a6 │ b9 n1 n2 n3        verdict on b: nodes 1 and 3 stand
         positions    5  6 │  9 10 10 11
         features     5  6 │  9 10    11
+
+    Args:
+        keeps: Whether what was not taken is kept; for who has to see every position, if not in every step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = False) -> None:
+        self.keeps = keeps
         self._rows: torch.Tensor | None = None
         self._begins: dict[str, int] = {}
-        self._standing: dict[str, FeatureRows] = {}
+        self._standing: dict[str, list[FeatureRows]] = {}
 
     def begin(self, scheduled: Sequence[ScheduledRequest], rows: torch.Tensor) -> None:
         """Takes a step's rows.
@@ -32,7 +36,8 @@ class StepFeatures:
             rows: [T, width]; per part its committed tokens' rows, then its nodes'.
         """
         self._rows = rows
-        self._standing.clear()
+        if not self.keeps:
+            self._standing.clear()
         self._begins.clear()
         place = 0
         for item in scheduled:
@@ -55,8 +60,21 @@ class StepFeatures:
         else:
             places = [*range(begin, end), *(end - 1 + node for node in accepted)]
             rows = self._rows[torch.tensor(places, dtype=torch.int64, device=self._rows.device)]
-        self._standing[request.request_id] = FeatureRows(request.num_computed_tokens, rows)
+        # The step's rows are overwritten by the next one's.
+        piece = FeatureRows(request.num_computed_tokens, rows.clone() if self.keeps else rows)
+        self._standing.setdefault(request.request_id, []).append(piece)
+
+    def num_waiting(self, request_id: str) -> int:
+        """Positions of a request that nobody has taken yet."""
+        return sum(piece.end - piece.start for piece in self._standing.get(request_id, ()))
 
     def take(self, request_id: str) -> FeatureRows | None:
-        """The rows that a request got in this step, handed out once; None if there are none."""
-        return self._standing.pop(request_id, None)
+        """The rows of a request that nobody has taken yet, handed out once; None if there are none."""
+        pieces = self._standing.pop(request_id, ())
+        if len(pieces) < 2:
+            return next(iter(pieces), None)
+        return FeatureRows(pieces[0].start, torch.cat([piece.rows for piece in pieces]))
+
+    def drop(self, request_id: str) -> None:
+        """Forgets a request."""
+        self._standing.pop(request_id, None)

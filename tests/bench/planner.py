@@ -1,10 +1,15 @@
 """Throughput with speculation off, fixed and planned, side by side over the same weights, by concurrency.
 
     python -m tests.bench.planner --model M [--draft-model D | --eagle HEAD] [--lookup ngram]
-        [--concurrency 1,2,4,8,16,32] [--prompts FILE] [--max-tokens N] [--rounds N] [--plot FILE.png]
+        [--concurrency 1,2,4,8,16,32] [--turns N] [--prompts FILE] [--max-tokens N] [--rounds N]
+        [--plot FILE.png]
 
 At each concurrency so many prompts are answered together by each way in turn, round after round, so that a
 machine whose speed drifts slows all alike. A ratio is the median of the rounds' own ratios.
+
+With one turn all begin together and nothing comes after them: where drafts have some end early, the others go
+on in a smaller batch, which is slower in all. With several turns the next prompt begins where one has ended,
+so many for each place, as at a server that is kept busy; only the last ones end in a smaller batch.
 """
 
 import argparse
@@ -65,18 +70,19 @@ def main() -> None:
     prompts = [BenchPrompt(prompt.name, encode(prompt, tokenizer)) for prompt in asked]
     figures = {(way, count): Figures() for way in engines for count in options.concurrency}
     for llm in engines.values():
-        answered(llm, prompts[:1], options)
+        answered(llm, prompts[:1], 1, options)
     for number in range(options.rounds):
         for count in options.concurrency:
             # Other prompts in each round, the same for all ways.
-            chosen = list(islice(cycle(prompts), number * count, (number + 1) * count))
+            size = count * options.turns
+            chosen = list(islice(cycle(prompts), number * size, (number + 1) * size))
             # Who comes first is another one in each round: it finds the machine rested.
             order = [*engines][number % len(engines) :] + [*engines][: number % len(engines)]
-            rounds = {way: answered(engines[way], chosen, options) for way in order}
+            rounds = {way: answered(engines[way], chosen, count, options) for way in order}
             for way, (answers, seconds) in rounds.items():
                 enter(figures[way, count], answers, rounds[OFF][0], seconds)
             say(f"round {number + 1}, {count} at once", figures, count)
-    report(figures, options.concurrency)
+    report(figures, options)
     outcomes(engines[PLANNED])
     if options.plot:
         options.plot.write_bytes(draw_charts(list(charts(figures, options.concurrency))))
@@ -91,6 +97,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.planner", description=__doc__.split("\n")[0])
     add_methods(parser)
     parser.add_argument("--concurrency", type=numbers, default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--turns", type=int, default=1, help="prompts one after the other at each place")
     options = parser.parse_args()
     options.max_num_seqs = max(options.concurrency)
     return options
@@ -148,14 +155,25 @@ def build(options: argparse.Namespace, wanted: Sequence[str] = (OFF, FIXED, PLAN
 
 
 def answered(
-    llm: LLM, prompts: Sequence[BenchPrompt], options: argparse.Namespace
+    llm: LLM, prompts: Sequence[BenchPrompt], at_once: int, options: argparse.Namespace
 ) -> tuple[list[Completion], float]:
-    """The answers to prompts that are asked together, and the seconds they took."""
+    """The answers to prompts, so many of them at a time, and the seconds they took."""
     wishes = SamplingParams(
         temperature=options.temperature, seed=0, max_tokens=options.max_tokens, ignore_eos=True
     )
+    answers = [Completion(list(prompt.token_ids)) for prompt in prompts]
+    waiting = list(enumerate(answers))[::-1]
+    running: dict[str, Completion] = {}
     began = time.perf_counter()
-    answers = llm.generate([prompt.token_ids for prompt in prompts], wishes)
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            number, answer = waiting.pop()
+            llm.core.add_request(f"bench-{number}", answer.prompt_token_ids, wishes)
+            running[f"bench-{number}"] = answer
+        for output in llm.core.step():
+            running[output.request_id].add(output)
+            if output.finish_reason is not None:
+                del running[output.request_id]
     return answers, time.perf_counter() - began
 
 
@@ -182,7 +200,7 @@ def say(title: str, figures: dict[tuple[str, int], Figures], count: int) -> None
     sys.stderr.write(f"{title}: tokens/s {'  '.join(parts)}\n")
 
 
-def report(figures: dict[tuple[str, int], Figures], concurrency: Sequence[int]) -> None:
+def report(figures: dict[tuple[str, int], Figures], options: argparse.Namespace) -> None:
     """The table."""
     lines = [
         "{:>8} {:>9} {:>9} {:>9} {:>11} {:>11} {:>12} {:>13} {:>15} {:>9}".format(
@@ -190,11 +208,11 @@ def report(figures: dict[tuple[str, int], Figures], concurrency: Sequence[int]) 
             *("drafted fixed", "drafted planner", "same text"),
         )
     ]
-    for count in concurrency:
+    for count in options.concurrency:
         speeds = [statistics.median(figures[way, count].speeds) for way in (OFF, FIXED, PLANNED)]
         best = OFF if ratio(figures, FIXED, OFF, count) < 1 else FIXED
         drafted = [figures[way, count].drafted / figures[way, count].steps for way in (FIXED, PLANNED)]
-        num_answers = count * len(figures[OFF, count].speeds)
+        num_answers = count * options.turns * len(figures[OFF, count].speeds)
         same = num_answers - max(figures[FIXED, count].differing, figures[PLANNED, count].differing)
         lines.append(
             f"{count:8} {speeds[0]:9.1f} {speeds[1]:9.1f} {speeds[2]:9.1f} "

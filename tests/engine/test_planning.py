@@ -37,6 +37,9 @@ class Whimsical:
     def price(self, load: Load) -> RowPrice:
         return MeasuredFloor(self._rng.random() ** 3)
 
+    def asks(self, method: int, load: Load) -> bool:
+        return self._rng.random() < 0.8
+
     def allot(self, load: Load, offers: Sequence[Offer], wishes: Sequence[Sequence[Wish]]) -> Allotment:
         rng = self._rng
         kept = tuple(rng.randint(0, len(offer.probabilities)) for offer in offers)

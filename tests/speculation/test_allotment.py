@@ -1,5 +1,6 @@
 """Which nodes are admitted: the best of all sets that keep trees whole, found without trying them all."""
 
+import math
 import random
 from itertools import product
 
@@ -9,9 +10,9 @@ from engine.speculation.allotment import Bid, Tariff, admit
 
 
 def speed_of(bids: list[Bid], tariff: Tariff, counts: tuple[int, ...]) -> float:
-    tokens, seconds, deepest, rows = tariff.tokens, tariff.seconds, 0, 0
+    tokens, seconds, deepest, rows = 1.0, tariff.seconds, 0, 0
     for bid, taken in zip(bids, counts, strict=True):
-        tokens += sum(bid.values[:taken])
+        tokens *= 1.0 + sum(bid.values[:taken])
         rows += taken
         drafted = [depth for depth in bid.depths[:taken] if depth]
         if drafted:
@@ -19,7 +20,7 @@ def speed_of(bids: list[Bid], tariff: Tariff, counts: tuple[int, ...]) -> float:
             deepest = max(deepest, *drafted)
     if deepest:
         seconds += tariff.start + tariff.per_pass * deepest
-    return tokens / (seconds + tariff.rise[rows])
+    return tariff.requests * math.pow(tokens, 1.0 / tariff.requests) / (seconds + tariff.rise[rows])
 
 
 def steps_of_four(rows: int) -> float:

@@ -182,10 +182,22 @@ def test_what_lookups_offer_is_cut_where_it_stops_paying() -> None:
     assert among_many < alone
 
 
-def test_one_sure_draft_is_kept_in_a_full_batch() -> None:
+def test_one_sure_draft_is_kept_where_no_other_pays() -> None:
+    """Of one token: the next one would add less to its request than its row takes from the seven others."""
     lookup = MethodMeasurements("ngram", estimates=True)
     offers = [Offer(0, 0, (0.99, 0.98)), Offer(7, 0, (0.3, 0.2))]
-    assert AutoPlanner(known(lookup)).allot(load(32), offers, [[]]).kept == (2, 0)
+    assert AutoPlanner(known(lookup)).allot(load(8), offers, [[]]).kept == (1, 0)
+
+
+def test_no_request_is_sped_up_at_the_cost_of_all_others() -> None:
+    """Ten sure tokens for one of four would be more tokens per second, and each of the others would wait."""
+    lookup = MethodMeasurements("ngram", estimates=True)
+    planner = AutoPlanner(known(lookup))
+    offer = Offer(0, 0, tuple(0.99**depth for depth in range(1, 13)))
+    [among_four] = planner.allot(load(4), [offer], [[]]).kept
+    assert 1 <= among_four <= 2
+    assert sum(planner.allot(load(4), [replace(offer, place=place) for place in range(4)], [[]]).kept) > 6
+    assert planner.allot(load(1), [offer], [[]]).kept == (12,)
 
 
 def test_a_lookup_goes_first_where_it_promises_more() -> None:
@@ -201,11 +213,11 @@ def test_lookups_that_promise_too_much_are_believed_less() -> None:
     lookup = MethodMeasurements("ngram", estimates=True)
     measurements = known(lookup)
     tree = TokenTree((1, 2), (0, 1), probabilities=(0.9, 0.8))
-    before = lookup.calibration
+    before = lookup.calibration.overall
     for _ in range(200):
         measurements.note_verdict(0, "r", tree, ())
     assert before == 1.0
-    assert lookup.calibration < 0.2
+    assert lookup.calibration.overall < 0.2
     assert AutoPlanner(measurements).allot(load(1), [Offer(0, 0, (0.3,))], [[]]).kept == (0,)
 
 
@@ -248,6 +260,20 @@ def test_it_says_why(rate: float, count: int, outcome: PlanOutcome) -> None:
     measurements.step += 1
     assert planner.allot(load(count), [], [wishes(count)]).outcome is outcome
     assert planner.follows_prompts(0) is (outcome is not PlanOutcome.LOAD)
+
+
+def test_who_got_nothing_is_left_alone_for_a_while_or_until_the_load_falls() -> None:
+    measurements = known(taught("a", 0.9, 0.02, 0.002))
+    planner = AutoPlanner(measurements)
+    assert planner.asks(0, load(32))
+    assert planner.allot(load(32), [], [wishes(32)]).outcome is PlanOutcome.LOAD
+    assert not planner.asks(0, load(32))
+    assert planner.allot(load(32), [], [[]]).outcome is PlanOutcome.LOAD
+    assert planner.asks(0, load(31))
+    measurements.step += 4
+    assert planner.asks(0, load(32))
+    assert num_nodes(planner.allot(load(1), [], [wishes(1)]), 0) > 0
+    assert planner.asks(0, load(32)), "it has just drafted"
 
 
 def num_calls(count: int, rate: float, curve: object) -> int:

@@ -45,3 +45,26 @@ def test_each_step_is_handed_out_once() -> None:
     features.commit(item, ())
     features.begin([], ROWS[:0])
     assert features.take("a") is None, "of the step before"
+
+
+def test_what_is_kept_adds_up_until_it_is_taken() -> None:
+    """For a head that sees every position, but not in every step."""
+    request = make_request("a", prompt(3))
+    first = ScheduledRequest(request, 3, EMPTY_TREE, reaches_end=True)
+    second = ScheduledRequest(request, 1, TokenTree.chain((4, 5)), reaches_end=True)
+    features, rows = StepFeatures(keeps=True), ROWS.clone()
+    features.begin([first], rows)
+    features.commit(first, ())
+    request.num_computed_tokens = 3
+    features.begin([second], rows[6:])
+    features.commit(second, (1,))
+    rows.fill_(-1.0)  # As the next step does.
+    assert features.num_waiting("a") == 5
+    taken = features.take("a")
+    assert taken is not None
+    assert (taken.start, taken.end) == (0, 5)
+    assert taken.rows[:, 0].tolist() == [0, 2, 4, 12, 14]
+    assert features.num_waiting("a") == 0
+    features.commit(second, ())
+    features.drop("a")
+    assert features.take("a") is None
