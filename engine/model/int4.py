@@ -1,11 +1,11 @@
 """Linear layers on a CPU that hold 4-bit weights as they are: those of GGUF files (Q4_0, Q4_1, Q4_K).
 
 Such a file gives each output and 32 inputs a scale and a least value, and each weight a number of 0 to 15:
-five bits a weight, of which a step reads much less than of eight, and nothing is rounded a second time. Once
-a file is converted its weights are plain numbers, but blocks of 32 that lie on sixteen steps do not come
-about by chance, so that they are found again. Activations are rounded to 8 bits with a scale per 32 inputs,
-as llama.cpp does for such weights; the sums of a block are exact, so that a row's result has the same bits
-whatever shares its batch.
+five bits a weight, of which a step reads much less than of eight, and no number is rounded a second time
+(scales of Q4_K, which are products, are: to float16). Once a file is converted its weights are plain numbers,
+but blocks of 32 that lie on sixteen steps do not come about by chance, so that they are found again.
+Activations are rounded to 8 bits with a scale per 32 inputs, as llama.cpp does for such weights; the sums of
+a block are exact, so that a row's result has the same bits whatever shares its batch.
 """
 
 from collections.abc import Mapping
@@ -20,17 +20,14 @@ from engine.model.panel_linear import PANEL, PanelLinear, num_panels
 BLOCK = 32
 """Inputs that share a scale and a least value."""
 
-LARGEST = 15
-"""The largest number."""
-
 _FIRST_LOOK = 4 * PANEL
 """Outputs that are looked at before the whole layer is."""
 
 _OUTPUTS_AT_A_TIME = 64 * PANEL
 """Packing takes a few copies in float32; of this many outputs they are small."""
 
-_FINEST = 1 / 32
-"""How far float16 may move a weight by rounding scale and least value, in steps."""
+_USED = 8
+"""A block that uses numbers up to this one, or higher ones, has four bits, and not one or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class FourBitWeights:
     """Weights number * scale + least.
 
     Attributes:
-        numbers: uint8 [outputs, blocks, BLOCK], 0 to LARGEST.
+        numbers: uint8 [outputs, blocks, BLOCK], 0 to 15.
         scales: float16 [outputs, blocks].
         least: float16 [outputs, blocks].
     """
@@ -60,34 +57,34 @@ def find_four_bits(weight: torch.Tensor, operators: CpuOperators) -> FourBitWeig
         operators: The C++ operators.
 
     Returns:
-        None unless every block of it lies on at most sixteen steps of one size, each weight within 1/16 of a
-        step, which is as far as rounding to 8 bits may move it.
+        None unless every block of it lies on at most sixteen steps of one size, each weight within what
+        float16 rounds, and most blocks use more than a few of them: zeros, or weights of which a block has
+        two or three values, say nothing of a file.
     """
-    if weight.shape[1] % BLOCK or _find(weight[:_FIRST_LOOK], operators) is None:
+    outputs, inputs = weight.shape
+    if inputs % BLOCK or _find(weight[:_FIRST_LOOK], operators) is None:
         return None
-    found = []
-    for piece in torch.split(weight, _OUTPUTS_AT_A_TIME):
-        if (four_bits := _find(piece, operators)) is None:
-            return None
-        found.append(four_bits)
-    return FourBitWeights(
-        torch.cat([piece.numbers for piece in found]),
-        torch.cat([piece.scales for piece in found]),
-        torch.cat([piece.least for piece in found]),
+    blocks = inputs // BLOCK
+    whole = FourBitWeights(
+        torch.empty(outputs, blocks, BLOCK, dtype=torch.uint8),
+        torch.empty(outputs, blocks, dtype=torch.float16),
+        torch.empty(outputs, blocks, dtype=torch.float16),
     )
+    for begin in range(0, outputs, _OUTPUTS_AT_A_TIME):
+        rows = slice(begin, begin + _OUTPUTS_AT_A_TIME)
+        if (found := _find(weight[rows], operators)) is None:
+            return None
+        whole.numbers[rows], whole.scales[rows], whole.least[rows] = found.numbers, found.scales, found.least
+    is_full = whole.numbers.amax(-1) >= _USED
+    return whole if int(is_full.sum()) * 2 > is_full.numel() else None
 
 
 def _find(weight: torch.Tensor, operators: CpuOperators) -> FourBitWeights | None:
-    """The same for a piece, without a first look."""
+    """The same for a piece, whatever it uses."""
     numbers, scales, least, others = operators.find_steps(weight.float())
     if others:
         return None
-    held, held_least = scales.half(), least.half()
-    # A file has what float16 holds. It ends at 65,504, and what is too small it holds with few digits.
-    moved = LARGEST * (held.float() - scales).abs() + (held_least.float() - least).abs()
-    if not bool((moved <= _FINEST * scales + least.abs() / 1024).all()):
-        return None
-    return FourBitWeights(numbers.view(*scales.shape, BLOCK), held, held_least)
+    return FourBitWeights(numbers.view(*scales.shape, BLOCK), scales.half(), least.half())
 
 
 class Int4Linear(PanelLinear):

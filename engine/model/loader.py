@@ -141,7 +141,7 @@ class _Source:
                 logger.info("%s: it has code of its own or quantised layers", _READ_WHOLE)
             return self._read_plain(plan, device, operators)
         cache = PackedCache(self.config.cache_folder / "packed")
-        key = packed_key(self.config.model, self.folder, plan.dtype, operators)
+        key = packed_key(self.config.model, self.folder, self.config.dtype, plan.dtype, operators)
         if cache.find(key) is not None:
             module = _set_up(read_skeleton(self.folder, self.model_config))
             if (recipe := cache.fill(key, module, plan.packer, operators)) is not None:
@@ -152,6 +152,7 @@ class _Source:
             return_freed_memory()
             ready = self._read_plain(plan, device, operators)
         return_freed_memory()
+        _settled(ready, self.config.model)  # What is refused is not kept.
         cache.store(key, ready.module, ready.recipe)
         return ready
 
@@ -199,6 +200,10 @@ def _set_up(module: PreTrainedModel) -> PreTrainedModel:
     return module
 
 
+def _settled(ready: _Ready, name: str) -> WeightPlan:
+    return settle(ready.plan, packed_dtypes(ready.module, ready.recipe.packed), name)
+
+
 def _loaded(
     ready: _Ready,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -209,7 +214,7 @@ def _loaded(
 ) -> LoadedModel:
     module = ready.module
     shapes = ready.recipe.layers
-    plan = settle(ready.plan, packed_dtypes(module, ready.recipe.packed))
+    plan = _settled(ready, name)
     gather(cast("PackedLayer", module.get_submodule(path)) for path in ready.recipe.packed)
     if operators is not None and plan.packer is not None and stack_layers(module, shapes, operators):
         straighten(module, shapes, operators)

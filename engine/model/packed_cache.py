@@ -60,7 +60,12 @@ _MODULES = (
     ),
     tensor_file,
 )
-_SOURCES = (Path(__file__), *(Path(cast("str", module.__file__)) for module in _MODULES))
+_HEADERS = ("int4.h", "int8.h", "panels.h", "steps.h")
+_SOURCES = (
+    Path(__file__),
+    *(Path(cast("str", module.__file__)) for module in _MODULES),
+    *(Path(__file__).parent / "cpu_ops" / name for name in _HEADERS),
+)
 _MODEL_FILES = (".safetensors", ".bin", ".json", ".py")
 _INDEX, _TENSORS = "index.json", "tensors.bin"
 
@@ -74,14 +79,15 @@ class _Index:
 _INDEX_ADAPTER = TypeAdapter(_Index)
 
 
-def packed_key(model: str, folder: Path, dtype: str, operators: CpuOperators | None) -> str:
+def packed_key(model: str, folder: Path, wanted: str, dtype: str, operators: CpuOperators | None) -> str:
     """A key for a model that is packed in some way: equal keys mean equal tensors.
 
     Args:
         model: What it is called; the key begins with it.
         folder: Where its plain weights lie. Files count by size and time of change, since hashing gigabytes
             takes long.
-        dtype: Type of the packed weights.
+        wanted: The setting of the type, which comes second.
+        dtype: What it means here.
         operators: The C++ operators; with them layers are fused.
     """
     name = re.sub(r"[^\w.-]+", "-", Path(model).name)
@@ -93,7 +99,7 @@ def packed_key(model: str, folder: Path, dtype: str, operators: CpuOperators | N
             status = file.stat()
             parts.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    return f"{name}-{dtype}-{place}-{digest[:12]}"
+    return f"{name}-{wanted}-{place}-{digest[:12]}"
 
 
 class PackedCache:

@@ -116,12 +116,13 @@ def plan_weights(wanted: DType, device: torch.device, operators: CpuOperators | 
     return WeightPlan(dtype, _DTYPES[dtype], None, strict)
 
 
-def settle(plan: WeightPlan, dtypes: Collection[str]) -> WeightPlan:
+def settle(plan: WeightPlan, dtypes: Collection[str], model: str) -> WeightPlan:
     """The plan as it came out: who looks for layers of four bits may have found none.
 
     Args:
         plan: The plan.
         dtypes: Types of the layers that are packed.
+        model: What the model is called.
 
     Raises:
         StartupError: int4 was asked for by name.
@@ -130,7 +131,7 @@ def settle(plan: WeightPlan, dtypes: Collection[str]) -> WeightPlan:
         return plan
     if plan.strict:
         raise StartupError(
-            "dtype is int4, but no layer of this model has weights of four bits, as GGUF files of the types "
+            f"dtype is int4, but no layer of {model} has weights of four bits, as GGUF files of the types "
             "Q4_0, Q4_1 and Q4_K hold them, and rounding others to four bits is not offered; use dtype int8 "
             "or auto"
         )

@@ -79,8 +79,11 @@ def load_drafts(
                 *((name, None) for name in speculation.extra_draft_models),
             ]
             drafts: list[Draft] = []
+            # Four bits are asked of the target; a draft has them if its file has.
+            dtype = "auto" if model_config.dtype == "int4" else model_config.dtype
+            alike = {"dtype": dtype, "max_model_len": None, "chat_template": None}
             for name, revision in names:
-                own = {"model": name, "revision": revision, "max_model_len": None, "chat_template": None}
+                own = {"model": name, "revision": revision, **alike}
                 draft = load_causal_lm(model_config.model_copy(update=own))
                 check_same_vocabulary(target, draft)
                 drafts.append(draft)

@@ -39,7 +39,8 @@ def test_it_is_exact_integer_arithmetic(in_features: int, out_features: int, kin
     elif kind == "one large":
         x[:, 1] = 1e6
     elif kind == "largest":
-        weight = torch.full_like(weight, 15.0).index_fill_(1, torch.arange(0, in_features, BLOCK), 0.0)
+        weight = torch.full_like(weight, 15.0)
+        weight[:, ::BLOCK], weight[:, 1::BLOCK] = 0.0, 14.0
         x = x.abs().sign() * torch.tensor([1.0, -1.0, 127.0] * 3)[:, None]
     bias = torch.randn(out_features, generator=generator)
     layer = make_layer(weight, bias)
@@ -75,17 +76,22 @@ def test_weights_of_a_file_are_found_again(magnitude: float) -> None:
     assert (layer.weight.half() == weight.half()).float().mean() > 0.99
 
 
-def test_blocks_that_do_not_use_all_steps() -> None:
+@pytest.mark.parametrize("scale", [0.01, 2.0**-20, 2.0**-24])
+def test_blocks_that_do_not_use_all_steps(scale: float) -> None:
+    """Of very small weights float16 has few digits: any steps but the file's own it would not hold."""
     generator = torch.Generator().manual_seed(2)
-    for steps in range(1, 17):
-        numbers = torch.randint(0, steps, (20, BLOCK), generator=generator)
-        weight = (numbers * 0.01 - 0.04).half().float()
-        layer = make_layer(weight)
-        torch.testing.assert_close(layer.weight, weight, rtol=1e-3, atol=1e-4)
+    scale = float(torch.tensor(scale).half())
+    few = [torch.randint(0, steps, (2, BLOCK), generator=generator) for steps in range(1, 17)]
+    doubled = [2 * numbers[:, : BLOCK // 2].repeat(1, 2) for numbers in few[:8]]
+    full = torch.randint(0, 16, (60, BLOCK), generator=generator)
+    weight = ((torch.cat([full, *few, *doubled]) - 4) * scale).half().float()
+    layer = make_layer(weight)
+    torch.testing.assert_close(layer.weight, weight, rtol=1e-3, atol=scale / 100)
 
 
 def test_constant_blocks() -> None:
-    weight = torch.tensor([0.0, 0.25, -3.0])[:, None].expand(3, BLOCK)
+    full = torch.arange(BLOCK)[None] % 16
+    weight = torch.cat((full.expand(4, -1), torch.tensor([0.0, 0.25, -3.0])[:, None].expand(3, BLOCK)))
     assert torch.equal(make_layer(weight).weight, weight)
 
 
@@ -98,10 +104,29 @@ def test_constant_blocks() -> None:
         lambda weight: weight * 1e6,
         lambda weight: weight.index_put((torch.tensor(3), torch.tensor(4)), torch.tensor(float("inf"))),
         lambda weight: weight.index_put((torch.tensor(3), torch.tensor(4)), torch.tensor(float("nan"))),
+        lambda weight: weight.zero_().index_put(
+            (torch.tensor(3), torch.tensor(4)), torch.tensor(float("nan"))
+        ),
+        lambda weight: torch.zeros_like(weight),
+        lambda weight: weight.sign() * 0.3,
+        lambda weight: torch.eye(64),
         lambda weight: nn.functional.pad(weight, (0, 1)),
         lambda weight: torch.arange(17.0).repeat(2)[:BLOCK].repeat(100, 2),
     ],
-    ids=["random", "one weight", "too small", "too large", "infinite", "no number", "no block", "17 steps"],
+    ids=[
+        "random",
+        "one weight",
+        "too small",
+        "too large",
+        "infinite",
+        "no number",
+        "zeros and no number",
+        "zeros",
+        "signs",
+        "ones",
+        "no block",
+        "17 steps",
+    ],
 )
 def test_other_weights_are_not_taken_for_four_bits(spoil: object) -> None:
     weight = four_bits(torch.randn(100, 64, generator=torch.Generator().manual_seed(3)))
@@ -133,6 +158,16 @@ def test_rows_of_all_kinds() -> None:
     assert torch.equal(result[1, 1], torch.arange(20.0))
     torch.testing.assert_close(result[1, 2], x[1, 2] @ layer.weight.T, rtol=2e-2, atol=1e29)
     assert layer(torch.empty(1, 0, 64)).shape == (1, 0, 20)
+
+
+def test_rows_of_another_width_are_refused() -> None:
+    four, eight = (
+        make_layer(four_bits(torch.randn(20, 64))),
+        Int8Linear(torch.randn(20, 64), None, need_operators()),
+    )
+    for layer, width in ((four, 32), (four, 128), (eight, 128)):
+        with pytest.raises(RuntimeError, match=rf"the layer has not {width} inputs"):
+            layer(torch.randn(2, width))
 
 
 def test_layers_that_have_four_bits_keep_them_and_others_have_eight() -> None:

@@ -86,9 +86,7 @@ def test_integers_without_operators_are_refused(integers: DType) -> None:
 def test_a_model_without_weights_of_four_bits() -> None:
     """Said where it was wanted, and so called where it was not."""
     operators = need_operators()
-    with pytest.raises(
-        StartupError, match="dtype is int4, but no layer of this model has weights of four bits"
-    ):
+    with pytest.raises(StartupError, match="dtype is int4, but no layer of a has weights of four bits"):
         wrap_model(tiny_model("llama"), None, name="a", dtype="int4", operators=operators)
     assert (
         wrap_model(tiny_model("llama"), None, name="a", dtype="auto", operators=operators).weights == "int8"

@@ -144,6 +144,7 @@ void block(const uint8_t* weights, const uint16_t* scales, const int8_t* rows, c
 //   numbers: [panels, blocks, QUADS, PANEL / 2, 4]; scales: float16 [panels, blocks, 2, PANEL].
 struct Matrix {
   using Number = uint8_t;
+  static constexpr int64_t INPUTS = BLOCK;
 
   const uint8_t* numbers;
   const uint16_t* scales;

@@ -99,6 +99,7 @@ void block(const int8_t* weights, const uint16_t* scales, const int16_t* rows, i
 //   numbers: [panels, blocks, PAIRS, PANEL, 2]; scales: bfloat16 [panels, blocks, PANEL].
 struct Matrix {
   using Number = int8_t;
+  static constexpr int64_t INPUTS = BLOCK;
 
   const int8_t* numbers;
   const uint16_t* scales;

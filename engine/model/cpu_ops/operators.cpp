@@ -187,7 +187,8 @@ at::Tensor multiply(const at::Tensor& x_, const at::Tensor& numbers, const at::T
   const int64_t in_features = x.size(-1), rows = x.numel() / in_features;
   const Matrix matrix{numbers.const_data_ptr<typename Matrix::Number>(),
                       static_cast<const uint16_t*>(scales.const_data_ptr()), numbers.size(1)};
-  const int64_t stride = matrix.row_bytes();
+  const int64_t stride = matrix.row_bytes(), room = matrix.blocks * Matrix::INPUTS;
+  TORCH_CHECK(in_features <= room && in_features > room - Matrix::INPUTS, "the layer has not ", in_features, " inputs");
   auto shape = x.sizes().vec();
   shape.back() = out_features;
   at::Tensor out = at::empty(shape, x.options());
@@ -230,8 +231,8 @@ at::Tensor linear_packed(const at::Tensor& x, const at::Tensor& numbers, const a
   return multiply<int8::Matrix>(x, numbers, scales, bias, out_features);
 }
 
-// Numbers (uint8, like weight), scales and least values (float32 [outputs, blocks]) of weights [outputs, inputs], and
-// how many blocks do not lie on sixteen steps; the numbers of those mean nothing.
+// Numbers (uint8, like weight), scales and least values (float32 [outputs, blocks], exact in float16) of weights [outputs,
+// inputs], and how many blocks do not lie on sixteen steps; the numbers of those mean nothing.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, int64_t> find_steps(const at::Tensor& weight_) {
   const at::Tensor weight = weight_.contiguous();
   TORCH_CHECK(weight.size(1) % steps::BLOCK == 0, "inputs come in blocks of ", steps::BLOCK);
