@@ -70,7 +70,7 @@ class CacheConfig(Section):
     kv_cache_dtype: KVCacheDType = Field(
         "auto",
         description="Type of keys and values; auto: float16 where the C++ operators run a model "
-        "of int8 or float16 weights, else that of the activations; fp8: 8 bits (float8_e4m3fn) on a GPU of "
+        "of packed weights (int4, int8, float16), else that of the activations; fp8: 8 bits (float8_e4m3fn) on a GPU of "
         "compute capability 8.9 or more.",
     )
     prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prompt beginnings.")

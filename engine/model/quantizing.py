@@ -42,8 +42,8 @@ def check_quantization(wanted: Quantization | None, dtype: DType, device: torch.
     what = f"quantization is {wanted}"
     if device.type == "cpu":
         raise StartupError(
-            f"{what}, which is for GPUs, but the device is cpu: leave quantization out; there dtype int8, "
-            "which auto takes where it can, holds weights in 8 bits"
+            f"{what}, which is for GPUs, but the device is cpu: leave quantization out; there dtype auto "
+            "holds weights in 8 bits where it can, or in the 4 that a GGUF file has"
         )
     if importlib.util.find_spec("torchao") is None:
         raise StartupError(
