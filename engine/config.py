@@ -69,8 +69,8 @@ class CacheConfig(Section):
     num_kv_blocks: int | None = Field(None, ge=1, description="Size of the KV pool in blocks, instead.")
     kv_cache_dtype: KVCacheDType = Field(
         "auto",
-        description="Type of keys and values; auto: float16 where the C++ operators run a model "
-        "of packed weights (int4, int8, float16), else that of the activations; fp8: 8 bits (float8_e4m3fn) on a GPU of "
+        description="Type of keys and values; auto: float16 where the C++ operators run a model of packed "
+        "weights (int4, int8, float16), else that of the activations; fp8: 8 bits (float8_e4m3fn) on a GPU of "
         "compute capability 8.9 or more.",
     )
     prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prompt beginnings.")
