@@ -29,8 +29,8 @@ class ModelConfig(Section):
     revision: str | None = Field(None, description="Branch, tag or commit on the model hub.")
     dtype: DType = Field(
         "auto",
-        description="Type that weights are held in; auto: on a CPU int4 where a GGUF file has four bits and "
-        "int8 elsewhere, or float16 without C++ operators; bfloat16 on a GPU.",
+        description="Type that weights are held in; auto: on a CPU int4 where a GGUF file has four or five "
+        "bits and int8 elsewhere, or float16 without C++ operators; bfloat16 on a GPU.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     quantization: Quantization | None = Field(
@@ -70,8 +70,8 @@ class CacheConfig(Section):
     kv_cache_dtype: KVCacheDType = Field(
         "auto",
         description="Type of keys and values; auto: float16 where the C++ operators run a model of packed "
-        "weights (int4, int8, float16), else that of the activations; fp8: 8 bits (float8_e4m3fn) on a GPU of "
-        "compute capability 8.9 or more.",
+        "weights (int4, int8, float16), else that of the activations; fp8: 8 bits (float8_e4m3fn) on a GPU "
+        "of compute capability 8.9 or more.",
     )
     prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prompt beginnings.")
 

@@ -87,16 +87,16 @@ def round_to_four_bits(model: PreTrainedModel) -> PreTrainedModel:
     whole blocks."""
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear) and layer.in_features % 32 == 0:
-            layer.weight.data = four_bits(layer.weight.data)
+            layer.weight.data = few_bits(layer.weight.data)
     return model
 
 
-def four_bits(weight: torch.Tensor) -> torch.Tensor:
-    """Weights rounded as GGUF's Q4_1 does, and then as float16: float32 [outputs, inputs], both ways."""
-    blocks = weight.view(len(weight), -1, 32)
+def few_bits(weight: torch.Tensor, bits: int = 4) -> torch.Tensor:
+    """Weights as GGUF's Q4_1 and Q5_1 round them, and float16 then: float32 [outputs, inputs], both ways."""
+    blocks, largest = weight.view(len(weight), -1, 32), 2**bits - 1
     least, top = (bound.half().float() for bound in blocks.aminmax(dim=2, keepdim=True))
-    scale = ((top - least) / 15).half().float()
-    numbers = ((blocks - least) / scale).round().clamp(0, 15)
+    scale = ((top - least) / largest).half().float()
+    numbers = ((blocks - least) / scale).round().clamp(0, largest)
     return (numbers * scale + least).half().float().flatten(1)
 
 

@@ -20,9 +20,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from engine.model import (
+    few_bits,
     fused_layers,
     fusion,
-    int4,
     int8,
     kv_cache,
     linear,
@@ -46,9 +46,9 @@ logger = logging.getLogger(__name__)
 # What decides how a packed model looks. A change of any of them makes all entries anew.
 _MODULES = (
     *(
+        few_bits,
         fused_layers,
         fusion,
-        int4,
         int8,
         kv_cache,
         linear,
@@ -60,7 +60,7 @@ _MODULES = (
     ),
     tensor_file,
 )
-_HEADERS = ("int4.h", "int8.h", "panels.h", "steps.h")
+_HEADERS = ("few_bits.h", "int8.h", "panels.h", "steps.h")
 _SOURCES = (
     Path(__file__),
     *(Path(cast("str", module.__file__)) for module in _MODULES),

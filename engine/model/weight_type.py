@@ -11,14 +11,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from engine.config import DType
 from engine.errors import StartupError
 from engine.model.cpu_ops.build import CpuOperators
-from engine.model.int4 import Int4Packer
+from engine.model.few_bits import FewBitsPacker
 from engine.model.int8 import Int8Packer
 from engine.model.linear import Float16Packer, packed_fp16_unavailable
 from engine.model.packing import LinearPacker
 
 logger = logging.getLogger(__name__)
 
-_INTEGERS: dict[str, type[Int8Packer] | type[Int4Packer]] = {"int8": Int8Packer, "int4": Int4Packer}
+_INTEGERS: dict[str, type[Int8Packer] | type[FewBitsPacker]] = {"int8": Int8Packer, "int4": FewBitsPacker}
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -87,8 +87,9 @@ def takes_operators(wanted: DType, device: torch.device) -> bool:
 def plan_weights(wanted: DType, device: torch.device, operators: CpuOperators | None) -> WeightPlan:
     """How a model is held on a device.
 
-    auto: on a CPU with the C++ operators int4 for layers whose weights have four bits already and int8 for
-    others, else float16 where FBGEMM is, else float32; on a GPU bfloat16, float16 on one without it.
+    auto: on a CPU with the C++ operators int4, which is four or five bits for layers whose weights have so
+    few already and int8 for others, else float16 where FBGEMM is, else float32; on a GPU bfloat16, float16 on
+    one without it.
 
     Args:
         wanted: The setting.
@@ -117,7 +118,7 @@ def plan_weights(wanted: DType, device: torch.device, operators: CpuOperators | 
 
 
 def settle(plan: WeightPlan, dtypes: Collection[str], model: str) -> WeightPlan:
-    """The plan as it came out: who looks for layers of four bits may have found none.
+    """The plan as it came out: who looks for layers of few bits may have found none.
 
     Args:
         plan: The plan.
@@ -127,13 +128,15 @@ def settle(plan: WeightPlan, dtypes: Collection[str], model: str) -> WeightPlan:
     Raises:
         StartupError: int4 was asked for by name.
     """
-    if plan.dtype != "int4" or "int4" in dtypes:
+    if plan.dtype != "int4":
         return plan
+    if found := [dtype for dtype in ("int4", "int5") if dtype in dtypes]:
+        return replace(plan, dtype=found[0])
     if plan.strict:
         raise StartupError(
-            f"dtype is int4, but no layer of {model} has weights of four bits, as GGUF files of the types "
-            "Q4_0, Q4_1 and Q4_K hold them, and rounding others to four bits is not offered; use dtype int8 "
-            "or auto"
+            f"dtype is int4, but no layer of {model} has weights of four or five bits, as GGUF files "
+            "of the types Q4_0, Q4_1, Q4_K, Q5_0, Q5_1 and Q5_K hold them, and rounding others is not "
+            "offered; use dtype int8 or auto"
         )
     return replace(plan, dtype="int8")
 

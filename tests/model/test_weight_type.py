@@ -6,7 +6,7 @@ from torch import nn
 
 from engine.config import DType
 from engine.errors import StartupError
-from engine.model.int4 import Int4Packer
+from engine.model.few_bits import FewBitsPacker
 from engine.model.int8 import Int8Packer
 from engine.model.linear import Float16Packer, packed_fp16_unavailable
 from engine.model.loader import wrap_model
@@ -29,7 +29,7 @@ needs_packing = pytest.mark.skipif(packed_fp16_unavailable() is not None, reason
 def test_on_a_cpu() -> None:
     operators = need_operators()
     integers: tuple[tuple[DType, str, type], ...] = (
-        *(("auto", "int4", Int4Packer), ("int4", "int4", Int4Packer)),
+        *(("auto", "int4", FewBitsPacker), ("int4", "int4", FewBitsPacker)),
         ("int8", "int8", Int8Packer),
     )
     for choice, called, kind in integers:
@@ -86,7 +86,9 @@ def test_integers_without_operators_are_refused(integers: DType) -> None:
 def test_a_model_without_weights_of_four_bits() -> None:
     """Said where it was wanted, and so called where it was not."""
     operators = need_operators()
-    with pytest.raises(StartupError, match="dtype is int4, but no layer of a has weights of four bits"):
+    with pytest.raises(
+        StartupError, match="dtype is int4, but no layer of a has weights of four or five bits"
+    ):
         wrap_model(tiny_model("llama"), None, name="a", dtype="int4", operators=operators)
     assert (
         wrap_model(tiny_model("llama"), None, name="a", dtype="auto", operators=operators).weights == "int8"

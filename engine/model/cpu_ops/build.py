@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
 _HEADERS = (
-    *("attention.h", "elementwise.h", "heads.h", "int4.h", "int8.h", "lanes.h", "panels.h", "sampling.h"),
+    *("attention.h", "elementwise.h", "few_bits.h", "heads.h", "int8.h", "lanes.h", "panels.h", "sampling.h"),
     *("steps.h", "team.h"),
 )
 _FILES = ("operators.cpp", *_HEADERS)
@@ -66,8 +66,8 @@ class CpuOperators:
     Attributes:
         attend: Stores a layer's keys and values and attends.
         linear_fp16: A linear layer on weights packed as float16.
-        linear_packed: A linear layer on weights packed as 8-bit or 4-bit integers with scales.
-        find_steps: The 4-bit numbers that weights were made of.
+        linear_packed: A linear layer on weights packed as integers of 8, 5 or 4 bits with scales.
+        find_steps: The numbers of few bits that weights were made of.
         rms_norm: RMSNorm over the last dimension.
         gate_silu, gate_gelu_tanh: The activation of a gated feed-forward layer.
         rotate: Rotary positions for queries and keys that come from one matrix.

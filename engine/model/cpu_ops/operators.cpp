@@ -19,7 +19,7 @@
 
 #include "attention.h"
 #include "elementwise.h"
-#include "int4.h"
+#include "few_bits.h"
 #include "int8.h"
 #include "lanes.h"
 #include "sampling.h"
@@ -224,16 +224,19 @@ at::Tensor multiply(const at::Tensor& x_, const at::Tensor& numbers, const at::T
   return out;
 }
 
-// With 8-bit or 4-bit weights; see the matrices.
+// With weights of 8, 5 or 4 bits, which the numbers' shape tells; see the matrices.
 at::Tensor linear_packed(const at::Tensor& x, const at::Tensor& numbers, const at::Tensor& scales,
                          const at::Tensor& bias, int64_t out_features) {
-  if (numbers.scalar_type() == at::kByte) return multiply<int4::Matrix>(x, numbers, scales, bias, out_features);
-  return multiply<int8::Matrix>(x, numbers, scales, bias, out_features);
+  if (numbers.scalar_type() == at::kChar) return multiply<int8::Matrix>(x, numbers, scales, bias, out_features);
+  if (numbers.size(2) == few_bits::BYTES<5>)
+    return multiply<few_bits::Matrix<5>>(x, numbers, scales, bias, out_features);
+  TORCH_CHECK(numbers.size(2) == few_bits::BYTES<4>, "numbers of a panel's block take other bytes");
+  return multiply<few_bits::Matrix<4>>(x, numbers, scales, bias, out_features);
 }
 
 // Numbers (uint8, like weight), scales and least values (float32 [outputs, blocks], exact in float16) of weights [outputs,
-// inputs], and how many blocks do not lie on sixteen steps; the numbers of those mean nothing.
-std::tuple<at::Tensor, at::Tensor, at::Tensor, int64_t> find_steps(const at::Tensor& weight_) {
+// inputs], and how many blocks do not lie on so many steps; the numbers of those mean nothing.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, int64_t> find_steps(const at::Tensor& weight_, int64_t largest) {
   const at::Tensor weight = weight_.contiguous();
   TORCH_CHECK(weight.size(1) % steps::BLOCK == 0, "inputs come in blocks of ", steps::BLOCK);
   const int64_t blocks = weight.numel() / steps::BLOCK;
@@ -248,7 +251,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, int64_t> find_steps(const at::Ten
   for_pieces(blocks, 1024, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       steps::Found found{};
-      if (!steps::find(source + i * steps::BLOCK, number_data + i * steps::BLOCK, found)) ++others;
+      if (!steps::find(source + i * steps::BLOCK, number_data + i * steps::BLOCK, found, static_cast<int>(largest))) ++others;
       scale_data[i] = found.scale;
       least_data[i] = found.least;
     }
@@ -437,7 +440,7 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
       "linear_fp16(Tensor x, __torch__.torch.classes.quantized.LinearPackedParamsBase packed, Tensor row_sizes) -> "
       "Tensor");
   library.def("linear_packed(Tensor x, Tensor numbers, Tensor scales, Tensor bias, int out_features) -> Tensor");
-  library.def("find_steps(Tensor weight) -> (Tensor, Tensor, Tensor, int)");
+  library.def("find_steps(Tensor weight, int largest) -> (Tensor, Tensor, Tensor, int)");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("gate_silu(Tensor x) -> Tensor");
   library.def("gate_gelu_tanh(Tensor x) -> Tensor");

@@ -1,4 +1,4 @@
-// Finds the few steps that the weights of a block lie on, if they do: what 4-bit weights were before they became plain.
+// Finds the few steps that the weights of a block lie on, if they do: what weights of few bits were before they became plain.
 
 #pragma once
 
@@ -15,7 +15,6 @@
 namespace steps {
 
 constexpr int64_t BLOCK = 32;                   // Weights that share a scale and a least value.
-constexpr int LARGEST = 15;                     // The largest number.
 constexpr float FARTHEST = 1.0f / 16;           // How far from its step a weight may lie, in steps.
 constexpr float ROUNDED_BY = 1.0f / (1 << 11);  // Share of itself by which float16 may have moved a weight.
 
@@ -81,9 +80,9 @@ inline bool holds(const float* weights, const float* numbers, const Found& found
   return farthest_of(distances) <= slack && std::isfinite(found.scale) && std::isfinite(found.least);
 }
 
-// The numbers of a block; false if it does not lie on up to sixteen steps of one size, which float16 can hold. A block
+// The numbers of a block, 0 .. largest; false if it does not lie on steps of one size, which float16 can hold. A block
 // need not use all steps: there may be any number of them between its ends.
-inline bool find(const float* weights, uint8_t* target, Found& found) {
+inline bool find(const float* weights, uint8_t* target, Found& found, int largest) {
   if (!std::isfinite(sum_of(weights))) return false;
   Lanes lowest = load(weights), highest = lowest;
   for (int64_t i = WIDTH; i < BLOCK; i += WIDTH) {
@@ -100,7 +99,7 @@ inline bool find(const float* weights, uint8_t* target, Found& found) {
   const float slack = 3 * ROUNDED_BY * std::max(-bottom, top);
   float numbers[BLOCK] = {};
   bool lies = bottom == top;
-  for (int count = LARGEST; count > 0 && !lies; --count) {
+  for (int count = largest; count > 0 && !lies; --count) {
     const float step = (top - bottom) / static_cast<float>(count);
     lies = place(weights, bottom, step, numbers) <= std::min(slack, FARTHEST * step);
   }

@@ -2,22 +2,22 @@ import pytest
 import torch
 from torch import nn
 
-from engine.model.int4 import BLOCK, Int4Linear, Int4Packer, find_four_bits
+from engine.model.few_bits import BLOCK, FEW_BITS, FewBitsLinear, FewBitsPacker, find_few_bits
 from engine.model.int8 import Int8Linear
 from engine.model.packing import pack_linear_layers
 from tests.operators import need_operators
-from tests.tiny import four_bits, round_to_four_bits, tiny_model
+from tests.tiny import few_bits, round_to_four_bits, tiny_model
 
 SHAPES = [(32, 5), (96, 33), (64, 1000), (576, 960), (1536, 576)]
 
 
-def make_layer(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int4Linear:
-    found = find_four_bits(weight, need_operators())
+def make_layer(weight: torch.Tensor, bias: torch.Tensor | None = None) -> FewBitsLinear:
+    found = find_few_bits(weight, need_operators())
     assert found is not None
-    return Int4Linear(found, bias, need_operators())
+    return FewBitsLinear(found, bias, need_operators())
 
 
-def exact(layer: Int4Linear, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def exact(layer: FewBitsLinear, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Activations rounded to 8 bits block by block, everything else in float64."""
     blocks = x.view(len(x), -1, BLOCK)
     peaks = blocks.abs().amax(-1, keepdim=True)
@@ -29,21 +29,23 @@ def exact(layer: Int4Linear, x: torch.Tensor, bias: torch.Tensor) -> torch.Tenso
 
 @pytest.mark.parametrize(("in_features", "out_features"), SHAPES)
 @pytest.mark.parametrize("kind", ["normal", "constant", "one large", "largest"])
-def test_it_is_exact_integer_arithmetic(in_features: int, out_features: int, kind: str) -> None:
+@pytest.mark.parametrize("bits", FEW_BITS)
+def test_it_is_exact_integer_arithmetic(in_features: int, out_features: int, kind: str, bits: int) -> None:
     """The largest numbers on both sides, all of one sign, are where 16-bit sums would saturate."""
     generator = torch.Generator().manual_seed(0)
-    weight = four_bits(torch.randn(out_features, in_features, generator=generator))
+    weight = few_bits(torch.randn(out_features, in_features, generator=generator), bits)
     x = torch.randn(9, in_features, generator=generator)
     if kind == "constant":
         x = torch.full_like(x, -3.0)
     elif kind == "one large":
         x[:, 1] = 1e6
     elif kind == "largest":
-        weight = torch.full_like(weight, 15.0)
-        weight[:, ::BLOCK], weight[:, 1::BLOCK] = 0.0, 14.0
+        weight = torch.full_like(weight, 2.0**bits - 1)
+        weight[:, ::BLOCK], weight[:, 1::BLOCK] = 0.0, 2.0**bits - 2
         x = x.abs().sign() * torch.tensor([1.0, -1.0, 127.0] * 3)[:, None]
     bias = torch.randn(out_features, generator=generator)
     layer = make_layer(weight, bias)
+    assert layer.dtype == f"int{bits}"
     expected = exact(layer, x, bias)
     # What is left is float32 in adding up the blocks.
     torch.testing.assert_close(
@@ -52,9 +54,11 @@ def test_it_is_exact_integer_arithmetic(in_features: int, out_features: int, kin
 
 
 @pytest.mark.parametrize(("in_features", "out_features"), SHAPES)
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_has_the_same_bits_in_any_batch(in_features: int, out_features: int, threads: int) -> None:
-    layer = make_layer(four_bits(torch.randn(out_features, in_features)), torch.randn(out_features))
+@pytest.mark.parametrize(("threads", "bits"), [(1, 4), (2, 4), (3, 4), (2, 5), (3, 5)])
+def test_a_row_has_the_same_bits_in_any_batch(
+    in_features: int, out_features: int, threads: int, bits: int
+) -> None:
+    layer = make_layer(few_bits(torch.randn(out_features, in_features), bits), torch.randn(out_features))
     rows = torch.randn(80, in_features)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -68,8 +72,9 @@ def test_a_row_has_the_same_bits_in_any_batch(in_features: int, out_features: in
 
 
 @pytest.mark.parametrize("magnitude", [1e-3, 0.05, 1.0, 300.0])
-def test_weights_of_a_file_are_found_again(magnitude: float) -> None:
-    weight = four_bits(torch.randn(50, 96, generator=torch.Generator().manual_seed(1)) * magnitude)
+@pytest.mark.parametrize("bits", FEW_BITS)
+def test_weights_of_a_file_are_found_again(magnitude: float, bits: int) -> None:
+    weight = few_bits(torch.randn(50, 96, generator=torch.Generator().manual_seed(1)) * magnitude, bits)
     layer = make_layer(weight)
     # Both sides are float16 once more: what is left is at most its last digit, of few.
     assert ((layer.weight - weight).abs() <= weight.abs().max() / 1024).all()
@@ -81,7 +86,7 @@ def test_blocks_that_do_not_use_all_steps(scale: float) -> None:
     """Of very small weights float16 has few digits: any steps but the file's own it would not hold."""
     generator = torch.Generator().manual_seed(2)
     scale = float(torch.tensor(scale).half())
-    few = [torch.randint(0, steps, (2, BLOCK), generator=generator) for steps in range(1, 17)]
+    few = [torch.randint(0, steps, (2, BLOCK), generator=generator) for steps in range(1, 33)]
     doubled = [2 * numbers[:, : BLOCK // 2].repeat(1, 2) for numbers in few[:8]]
     full = torch.randint(0, 16, (60, BLOCK), generator=generator)
     weight = ((torch.cat([full, *few, *doubled]) - 4) * scale).half().float()
@@ -111,7 +116,7 @@ def test_constant_blocks() -> None:
         lambda weight: weight.sign() * 0.3,
         lambda weight: torch.eye(64),
         lambda weight: nn.functional.pad(weight, (0, 1)),
-        lambda weight: torch.arange(17.0).repeat(2)[:BLOCK].repeat(100, 2),
+        lambda weight: torch.arange(32.0).square().repeat(100, 2),
     ],
     ids=[
         "random",
@@ -125,26 +130,27 @@ def test_constant_blocks() -> None:
         "signs",
         "ones",
         "no block",
-        "17 steps",
+        "squares",
     ],
 )
 def test_other_weights_are_not_taken_for_four_bits(spoil: object) -> None:
-    weight = four_bits(torch.randn(100, 64, generator=torch.Generator().manual_seed(3)))
-    assert find_four_bits(weight, need_operators()) is not None
+    weight = few_bits(torch.randn(100, 64, generator=torch.Generator().manual_seed(3)))
+    assert find_few_bits(weight, need_operators()) is not None
     assert callable(spoil)
-    assert find_four_bits(spoil(weight), need_operators()) is None
+    assert find_few_bits(spoil(weight), need_operators()) is None
 
 
-def test_eight_bits_are_not_taken_for_four() -> None:
-    scale = torch.rand(40, 2, 1, generator=torch.Generator().manual_seed(4)) + 0.5
-    for bits in (5, 6, 8):
-        numbers = torch.randint(0, 2**bits, (40, 2, BLOCK), generator=torch.Generator().manual_seed(bits))
-        weight = ((numbers - 2 ** (bits - 1)) * scale).half().float().flatten(1)
-        assert find_four_bits(weight, need_operators()) is None
+@pytest.mark.parametrize(("bits", "dtype"), [(4, "int4"), (5, "int5"), (6, "int8"), (8, "int8")])
+def test_files_of_all_sizes(bits: int, dtype: str) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    scale = torch.rand(40, 2, 1, generator=generator) + 0.5
+    numbers = torch.randint(0, 2**bits, (40, 2, BLOCK), generator=generator)
+    weight = ((numbers - 2 ** (bits - 1)) * scale.half()).half().float().flatten(1)
+    assert FewBitsPacker(need_operators()).pack(weight, None).dtype == dtype
 
 
 def test_rows_of_all_kinds() -> None:
-    layer = make_layer(four_bits(torch.randn(20, 64)), torch.arange(20.0))
+    layer = make_layer(few_bits(torch.randn(20, 64)), torch.arange(20.0))
     x = torch.randn(2, 3, 64)
     x[0, 0] = 0
     x[0, 1, 5] = float("nan")
@@ -162,7 +168,7 @@ def test_rows_of_all_kinds() -> None:
 
 def test_rows_of_another_width_are_refused() -> None:
     four, eight = (
-        make_layer(four_bits(torch.randn(20, 64))),
+        make_layer(few_bits(torch.randn(20, 64))),
         Int8Linear(torch.randn(20, 64), None, need_operators()),
     )
     for layer, width in ((four, 32), (four, 128), (eight, 128)):
@@ -173,19 +179,19 @@ def test_rows_of_another_width_are_refused() -> None:
 def test_layers_that_have_four_bits_keep_them_and_others_have_eight() -> None:
     """Feed-forward layers of this model have 48 numbers between them, which are no whole blocks."""
     model = round_to_four_bits(tiny_model("llama"))
-    names = pack_linear_layers(model, Int4Packer(need_operators()))
+    names = pack_linear_layers(model, FewBitsPacker(need_operators()))
     kinds = {name: type(model.get_submodule(name)) for name in names}
     assert {name for name, kind in kinds.items() if kind is Int8Linear} == {
         f"model.layers.{index}.mlp.down_proj" for index in range(2)
     }
-    assert sum(kind is Int4Linear for kind in kinds.values()) == 7
+    assert sum(kind is FewBitsLinear for kind in kinds.values()) == 7
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma2", "mistral"])
 def test_architectures_run_on_it(arch: str) -> None:
     plain, packed = (round_to_four_bits(tiny_model(arch, attention="eager")) for _ in range(2))
-    assert len(pack_linear_layers(packed, Int4Packer(need_operators()))) >= 5
-    assert any(isinstance(layer, Int4Linear) for layer in packed.modules())
+    assert len(pack_linear_layers(packed, FewBitsPacker(need_operators()))) >= 5
+    assert any(isinstance(layer, FewBitsLinear) for layer in packed.modules())
     tokens = torch.arange(40, 60)[None]
     with torch.inference_mode():
         expected = plain(tokens, use_cache=False).logits.log_softmax(-1)
@@ -195,8 +201,8 @@ def test_architectures_run_on_it(arch: str) -> None:
 
 
 def test_it_is_made_again_of_what_is_stored() -> None:
-    packer = Int4Packer(need_operators())
-    for weight in (four_bits(torch.randn(20, 64)), torch.randn(20, 64)):
+    packer = FewBitsPacker(need_operators())
+    for weight in (*(few_bits(torch.randn(20, 64), bits) for bits in FEW_BITS), torch.randn(20, 64)):
         layer = packer.pack(weight, torch.randn(20))
         again = packer.restore((20, 64), layer.stored())
         assert type(again) is type(layer)

@@ -1,10 +1,10 @@
-// Linear layers with 4-bit weights, as GGUF files hold them, and 8-bit activations.
+// Linear layers with 4-bit or 5-bit weights, as GGUF files hold them, and 8-bit activations.
 //
 // A weight is number * scale + least, with a scale and a least value per output and BLOCK inputs. Activations are
 // rounded to 8 bits with a scale per row and BLOCK inputs. Within a block all products are summed as integers,
-// exactly: 4-bit numbers times 8-bit ones are small enough that 16-bit lanes hold the sums of a block, so that AVX2
-// multiplies twice as many at a time as int8.h does. The blocks' sums are then weighted and added in order, so that a
-// row's result does not depend on how many rows there are.
+// exactly: 4-bit numbers times 8-bit ones are small enough that 16-bit lanes hold the sums of a block, 5-bit ones that
+// they hold those of half a block, so that AVX2 multiplies twice as many at a time as int8.h does. The blocks' sums are
+// then weighted and added in order, so that a row's result does not depend on how many rows there are.
 
 #pragma once
 
@@ -18,11 +18,11 @@
 
 #include "panels.h"
 
-namespace int4 {
+namespace few_bits {
 
 constexpr int64_t BLOCK = 32;  // Inputs that share a scale.
 constexpr int64_t QUADS = BLOCK / 4;
-constexpr int64_t BYTES = BLOCK * PANEL / 2;  // Of a panel's numbers.
+constexpr int64_t LOW_BYTES = BLOCK * PANEL / 2;  // Of the low four bits of a panel's numbers.
 constexpr float LARGEST = 127.0f;
 constexpr int64_t AHEAD = 12;  // Blocks fetched ahead, so that arithmetic does not wait for memory.
 
@@ -75,35 +75,69 @@ inline Factors round_block(const float* row, int64_t size, int8_t* out) {
 
 inline float widen(uint16_t half) { return static_cast<float>(c10::Half(half, c10::Half::from_bits())); }
 
+template <int BITS>
+constexpr int64_t BYTES = BLOCK * PANEL * BITS / 8;  // Of a panel's numbers.
+
+// The fifth bits of a block's numbers lie behind the others, those of QUADS / 2 quads together.
+constexpr int64_t FIFTHS = PANEL / 2 * 4;
+
 // Adds one block's share to sums [M, PANEL]: M rows of activations times the weights of a panel.
-//   weights: [QUADS, PANEL / 2, 4], a number in the low half of a byte and that of eight outputs on in the high one;
-//   scales: float16 [2, PANEL], scales and least values; rows: BLOCK numbers each, `stride` apart; factors: one each,
-//   `stride` bytes apart.
-template <int M>
+//   weights: [QUADS, PANEL / 2, 4], a number's low bits in the low half of a byte and those of eight outputs on in the
+//   high one; then, with five bits, [2, PANEL / 2, 4], bit 2 * (quad % 4) of each byte the number's fifth, the next one
+//   that of eight outputs on; scales: float16 [2, PANEL], scales and least values; rows: BLOCK numbers each, `stride`
+//   apart; factors: one each, `stride` bytes apart.
+template <int BITS, int M>
 void block(const uint8_t* weights, const uint16_t* scales, const int8_t* rows, const uint8_t* factors, int64_t stride,
            float* sums) {
 #if defined(__AVX2__)
-  alignas(32) static constexpr uint64_t LOW_HALVES[4] = {0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f,
-                                                         0x0f0f0f0f0f0f0f0f};
-  const auto& mask = *reinterpret_cast<const __m256i*>(LOW_HALVES);
+  alignas(32) static constexpr uint64_t MASKS[2][4] = {
+      {0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f},
+      {0x1010101010101010, 0x1010101010101010, 0x1010101010101010, 0x1010101010101010}};
+  const auto& low_half = *reinterpret_cast<const __m256i*>(MASKS[0]);
+  const auto& fifth = *reinterpret_cast<const __m256i*>(MASKS[1]);
+  constexpr int64_t RUN = BITS == 4 ? QUADS : QUADS / 2;  // Quads of which 16 bits hold the sums.
   _mm_prefetch(reinterpret_cast<const char*>(scales + AHEAD * 2 * PANEL), _MM_HINT_T0);
-  __m256i products[M][2] = {};
-#pragma GCC unroll 1  // Unrolled it does not keep the products in registers.
-  for (int64_t quad = 0; quad < QUADS; ++quad) {
-    const auto* source = reinterpret_cast<const __m256i*>(weights) + quad;
-    if (quad % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(source) + AHEAD * BYTES, _MM_HINT_T0);
-    const __m256i both = _mm256_loadu_si256(source);
-    __m256i low, high;
-    // In assembly because compilers interleave the rows and then run out of registers; the mask stays in memory.
-    asm("vpand %2, %1, %0" : "=x"(low) : "x"(both), "m"(mask));
-    asm("vpand %2, %1, %0" : "=x"(high) : "x"(_mm256_srli_epi16(both, 4)), "m"(mask));
-    for (int m = 0; m < M; ++m) {
-      int32_t four;
-      std::memcpy(&four, rows + m * stride + quad * 4, sizeof(four));
-      const __m256i all = _mm256_set1_epi32(four);
-      asm("vpaddw %1, %0, %0" : "+x"(products[m][0]) : "x"(_mm256_maddubs_epi16(low, all)));
-      asm("vpaddw %1, %0, %0" : "+x"(products[m][1]) : "x"(_mm256_maddubs_epi16(high, all)));
+  __m256i totals[M][2];
+#pragma GCC unroll 2
+  for (int64_t begin = 0; begin < QUADS; begin += RUN) {
+    __m256i products[M][2] = {};
+    __m256i fifths;
+    if constexpr (BITS == 5) {
+      const uint8_t* source = weights + LOW_BYTES + begin / RUN * FIFTHS;
+      if (begin == 0) _mm_prefetch(reinterpret_cast<const char*>(source) + AHEAD * BYTES<BITS>, _MM_HINT_T0);
+      fifths = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
     }
+#pragma GCC unroll 1  // Unrolled it does not keep the products in registers.
+    for (int64_t quad = begin; quad < begin + RUN; ++quad) {
+      const auto* source = reinterpret_cast<const __m256i*>(weights) + quad;
+      if (quad % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(source) + AHEAD * BYTES<BITS>, _MM_HINT_T0);
+      const __m256i both = _mm256_loadu_si256(source);
+      __m256i low, high;
+      // In assembly because compilers interleave the rows and then run out of registers; the masks stay in memory.
+      asm("vpand %2, %1, %0" : "=x"(low) : "x"(both), "m"(low_half));
+      asm("vpand %2, %1, %0" : "=x"(high) : "x"(_mm256_srli_epi16(both, 4)), "m"(low_half));
+      if constexpr (BITS == 5) {
+        // Shifting by 16 bits moves bits from byte to byte, but never into the two that are next.
+        __m256i more;
+        asm("vpand %2, %1, %0" : "=x"(more) : "x"(_mm256_slli_epi16(fifths, 4)), "m"(fifth));
+        low = _mm256_or_si256(low, more);
+        asm("vpand %2, %1, %0" : "=x"(more) : "x"(_mm256_slli_epi16(fifths, 3)), "m"(fifth));
+        high = _mm256_or_si256(high, more);
+        fifths = _mm256_srli_epi16(fifths, 2);
+      }
+      for (int m = 0; m < M; ++m) {
+        int32_t four;
+        std::memcpy(&four, rows + m * stride + quad * 4, sizeof(four));
+        const __m256i all = _mm256_set1_epi32(four);
+        asm("vpaddw %1, %0, %0" : "+x"(products[m][0]) : "x"(_mm256_maddubs_epi16(low, all)));
+        asm("vpaddw %1, %0, %0" : "+x"(products[m][1]) : "x"(_mm256_maddubs_epi16(high, all)));
+      }
+    }
+    for (int m = 0; m < M; ++m)
+      for (int half = 0; half < 2; ++half) {
+        const __m256i sum = _mm256_madd_epi16(products[m][half], _mm256_set1_epi16(1));
+        totals[m][half] = begin == 0 ? sum : _mm256_add_epi32(totals[m][half], sum);
+      }
   }
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
@@ -113,7 +147,7 @@ void block(const uint8_t* weights, const uint16_t* scales, const int8_t* rows, c
       Factors own;
       std::memcpy(&own, factors + m * stride, sizeof(own));
       float* sum = sums + m * PANEL + half * 8;
-      const __m256 product = _mm256_cvtepi32_ps(_mm256_madd_epi16(products[m][half], _mm256_set1_epi16(1)));
+      const __m256 product = _mm256_cvtepi32_ps(totals[m][half]);
       const __m256 weight = _mm256_mul_ps(scale, _mm256_set1_ps(own.scale));
       const __m256 first = _mm256_fmadd_ps(product, weight, _mm256_loadu_ps(sum));
       _mm256_storeu_ps(sum, _mm256_fmadd_ps(least, _mm256_set1_ps(own.sum), first));
@@ -125,8 +159,11 @@ void block(const uint8_t* weights, const uint16_t* scales, const int8_t* rows, c
     for (int m = 0; m < M; ++m)
       for (int64_t n = 0; n < PANEL; ++n)
         for (int64_t i = 0; i < 4; ++i) {
-          const uint8_t both = weights[(quad * (PANEL / 2) + n % (PANEL / 2)) * 4 + i];
-          products[m][n] += (n < PANEL / 2 ? both & 15 : both >> 4) * rows[m * stride + quad * 4 + i];
+          const int64_t place = n % (PANEL / 2) * 4 + i, high = n / (PANEL / 2);
+          int32_t number = weights[quad * (PANEL / 2) * 4 + place] >> (4 * high) & 15;
+          if constexpr (BITS == 5)
+            number |= (weights[LOW_BYTES + quad / 4 * FIFTHS + place] >> (quad % 4 * 2 + high) & 1) << 4;
+          products[m][n] += number * rows[m * stride + quad * 4 + i];
         }
   for (int m = 0; m < M; ++m) {
     Factors own;
@@ -141,7 +178,8 @@ void block(const uint8_t* weights, const uint16_t* scales, const int8_t* rows, c
 }
 
 // The weights of a layer.
-//   numbers: [panels, blocks, QUADS, PANEL / 2, 4]; scales: float16 [panels, blocks, 2, PANEL].
+//   numbers: [panels, blocks, BYTES]; scales: float16 [panels, blocks, 2, PANEL].
+template <int BITS>
 struct Matrix {
   using Number = uint8_t;
   static constexpr int64_t INPUTS = BLOCK;
@@ -168,15 +206,16 @@ struct Matrix {
   template <int M, int N>
   void multiply(int64_t panel, const uint8_t* rows, float* sums) const {
     const int64_t stride = row_bytes();
-    const uint8_t* weights = numbers + panel * blocks * BYTES;
+    const uint8_t* weights = numbers + panel * blocks * BYTES<BITS>;
     const uint16_t* scale = scales + panel * blocks * 2 * PANEL;
     const auto* row = reinterpret_cast<const int8_t*>(rows);
     const uint8_t* factors = rows + blocks * BLOCK;
     clear<M + N>(sums);
     for (int64_t i = 0; i < blocks; ++i) {
-      block<M>(weights, scale, row, factors, stride, sums);
-      if constexpr (N > 0) block<N>(weights, scale, row + M * stride, factors + M * stride, stride, sums + M * PANEL);
-      weights += BYTES;
+      block<BITS, M>(weights, scale, row, factors, stride, sums);
+      if constexpr (N > 0)
+        block<BITS, N>(weights, scale, row + M * stride, factors + M * stride, stride, sums + M * PANEL);
+      weights += BYTES<BITS>;
       scale += 2 * PANEL;
       row += BLOCK;
       factors += sizeof(Factors);
@@ -184,4 +223,4 @@ struct Matrix {
   }
 };
 
-}  // namespace int4
+}  // namespace few_bits
