@@ -97,7 +97,8 @@ def few_bits(weight: torch.Tensor, bits: int = 4) -> torch.Tensor:
     least, top = (bound.half().float() for bound in blocks.aminmax(dim=2, keepdim=True))
     scale = ((top - least) / largest).half().float()
     numbers = ((blocks - least) / scale).round().clamp(0, largest)
-    return (numbers * scale + least).half().float().flatten(1)
+    weights: torch.Tensor = (numbers * scale + least).half().float().flatten(1)
+    return weights
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

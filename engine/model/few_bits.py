@@ -139,7 +139,7 @@ class FewBitsLinear(PanelLinear):
     @property
     def weight(self) -> torch.Tensor:
         """The weights unpacked again, float32 [out_features, in_features]; a copy, made on each access."""
-        low = self._numbers[..., :_LOW_BYTES].unflatten(2, (BLOCK // 4, _HALF, 4))
+        low = self._numbers[..., :_LOW_BYTES].reshape(*self._numbers.shape[:2], BLOCK // 4, _HALF, 4)
         first, second = low & 15, low >> 4
         if self._bits > 4:
             fifths = _spread(self._numbers[..., _LOW_BYTES:])
@@ -156,16 +156,17 @@ class FewBitsLinear(PanelLinear):
 
 def _gathered(pairs: torch.Tensor) -> torch.Tensor:
     """Two bits of each quad, [..., quads, outputs, 4], four to a byte: [..., quads / 4 * outputs * 4]."""
-    quads = pairs.unflatten(2, (-1, 4))
+    panels, blocks, quads = pairs.shape[:3]
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None, None]
-    return (quads << shifts).sum(3, dtype=torch.uint8).flatten(2)
+    fours = pairs.reshape(panels, blocks, quads // 4, 4, _HALF, 4)
+    return (fours << shifts).sum(3, dtype=torch.uint8).flatten(2)
 
 
 def _spread(gathered: torch.Tensor) -> torch.Tensor:
     """The reverse; other bits than the lowest two mean nothing."""
-    bytes_ = gathered.unflatten(2, (-1, 1, _HALF, 4))
+    fours = gathered.reshape(*gathered.shape[:2], -1, 1, _HALF, 4)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None, None]
-    return (bytes_ >> shifts).flatten(2, 3)
+    return (fours >> shifts).flatten(2, 3)
 
 
 def _in_panels(rows: torch.Tensor) -> torch.Tensor:
