@@ -133,7 +133,7 @@ inline void keep_mass(float* row, int64_t size, double top_p) {
   const double wanted = top_p * mass_of(row, size);
   std::vector<int64_t> tokens;
   // What lies far below is seldom wanted, and is most of a row.
-  for (const float limit : {-5.0f, -12.0f, NEVER})
+  for (const float limit : {-12.0f, NEVER})
     if (keep_above(row, size, wanted, limit, tokens)) return;
 }
 
