@@ -136,7 +136,7 @@ def test_the_loader_quantises_what_it_reads(tmp_path: Path, monkeypatch: pytest.
             "int8",
             "auto",
             CPU,
-            "quantization is int8, which is for GPUs, but the device is cpu: .* dtype int8",
+            "quantization is int8, which is for GPUs, but the device is cpu: .* dtype auto",
         ),
         ("fp8", "auto", CUDA, "needs a GPU of compute capability 8.9 or more, but cuda:1 has 8.6"),
         ("int4", "float16", CUDA, "int4, which multiplies in bfloat16 alone, but dtype is float16"),
