@@ -207,8 +207,4 @@ class FewBitsPacker:
             return self._others.restore(shape, stored)
         bits = numbers.shape[2] * 8 // (BLOCK * PANEL)
         nothing = FewBitWeights.empty(bits, 0, shape[1] // BLOCK)
-        layer = FewBitsLinear(nothing, None, self._operators)
-        layer.out_features = shape[0]
-        for name, tensor in stored.items():
-            setattr(layer, name, tensor)
-        return layer
+        return FewBitsLinear(nothing, None, self._operators).filled(shape[0], stored)

@@ -102,8 +102,4 @@ class Int8Packer:
     def restore(self, shape: tuple[int, int], stored: Mapping[str, torch.Tensor]) -> Int8Linear:
         """See LinearPacker."""
         rows, columns = shape
-        layer = Int8Linear(torch.empty(0, columns), None, self._operators)
-        layer.out_features = rows
-        for name, tensor in stored.items():
-            setattr(layer, name, tensor)
-        return layer
+        return Int8Linear(torch.empty(0, columns), None, self._operators).filled(rows, stored)

@@ -1,5 +1,8 @@
 """What linear layers on packed integers have in common on a CPU: outputs in panels, and one operator."""
 
+from collections.abc import Mapping
+from typing import Self
+
 import torch
 from torch import nn
 
@@ -47,6 +50,13 @@ class PanelLinear(nn.Module):
     def stored(self) -> dict[str, torch.Tensor]:
         """See PackedLayer: all the tensors it has, under the names of their attributes."""
         return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+
+    def filled(self, out_features: int, stored: Mapping[str, torch.Tensor]) -> Self:
+        """Itself, made without outputs, with the tensors that another one has stored."""
+        self.out_features = out_features
+        for name, tensor in stored.items():
+            setattr(self, name, tensor)
+        return self
 
     def movable(self) -> dict[str, torch.Tensor]:
         """See PackedLayer."""

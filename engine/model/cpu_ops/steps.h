@@ -1,4 +1,5 @@
-// Finds the few steps that the weights of a block lie on, if they do: what weights of few bits were before they became plain.
+// Finds the few steps that the weights of a block lie on, if they do: what weights of few bits were before they became
+// plain.
 
 #pragma once
 
