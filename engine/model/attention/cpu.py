@@ -5,6 +5,7 @@ the same bits alone, in a batch, in a chunk, or as a draft node. The cost is lin
 """
 
 import itertools
+
 import torch
 
 from engine.model.attention.interface import AttentionPlan, LayerOptions
