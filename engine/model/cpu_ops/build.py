@@ -152,7 +152,7 @@ def _compile(library: Path, flags: tuple[str, ...]) -> None:
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     if shutil.which(compiler[0]) is None:
         raise CannotBuild(f"there is no C++ compiler {compiler[0]!r} to build them with (set CXX to yours)")
-    logger.info("building the C++ operators, once (about 15 seconds)")
+    logger.info("building the C++ operators, once (about half a minute)")
     began = time.perf_counter()
     torch_folder, here = Path(torch.__file__).parent, Path(__file__).parent
     compiled = library.with_suffix(".o")

@@ -269,6 +269,7 @@ void multiply(const float* x, int64_t rows, int64_t in_features, const Linear& l
     float sums[ROWS * PANEL];
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t first = panel * PANEL, width = std::min(PANEL, out_features - first);
+      prefetch(bias + first);
       for (int64_t row = 0; row < rows; row += ROWS) {
         const int64_t count = std::min(ROWS, rows - row);
         multiply_rows(matrix, panel, count, rounded + row * stride, sums);
