@@ -8,9 +8,9 @@ import torch
 
 from engine.sampling import judging, sampler, verification
 from engine.sampling.choosing import choose_tokens
-from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream, uniform
 from engine.sampling.odds import BlockOdds, SiblingOdds, TypicalOdds, drawn_distinct, drawn_independently
+from engine.sampling.row_group import RowGroup
 from engine.sampling.sampler import Sampler
 from engine.sampling_params import SamplingParams, SpeculationParams
 from engine.token_tree import EMPTY_TREE, Proposal, TokenTree

@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.sampling.logits import process_logits
-from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import Stream, gumbel_noise
+from engine.sampling.row_group import RowGroup
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.speculation.drawing import DrawingStyle
 from engine.speculation.growth import DynamicGardener, Gardener, SequoiaGardener, StaticGardener
