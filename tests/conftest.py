@@ -42,8 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Keeps what is imported by now out of all later collections of garbage.
 
-    A load of a model collects several times, which takes a fifth of a second each with torch, transformers and
-    thousands of tests in memory, and next to nothing without them.
+    A load of a model collects several times, which takes a fifth of a second each with torch, transformers
+    and thousands of tests in memory, and next to nothing without them.
     """
     gc.collect()
     gc.freeze()
