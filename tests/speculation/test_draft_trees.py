@@ -87,7 +87,7 @@ def test_any_history_of_verdicts_leaves_the_trees_right(
     for _ in range(5):
         for text, tree in zip(texts, propose(speculator, *(text.ask(21) for text in texts)), strict=True):
             assert len(tree) > 8
-            for node in range(len(tree) + 1):
+            for node in sorted(set(tree.parents)):
                 found = [tree.tokens[child - 1] for child in tree.children(node)]
                 assert found == expected_children(plain, text, tree.path_tokens(node), len(found))
             assert cache_equals_a_fresh_run(runner, arch, text, len(text.tokens))
