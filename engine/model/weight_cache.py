@@ -37,6 +37,9 @@ class WeightCache:
         Args:
             key: Name of the folder.
             fill: Writes the files into the folder it is given.
+
+        Raises:
+            OSError: The folder cannot be written, or is full.
         """
         if (ready := self.get(key)) is not None:
             return ready
