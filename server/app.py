@@ -1,6 +1,6 @@
 """The HTTP application."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastapi import FastAPI
@@ -119,7 +119,6 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
         ],
     )
     app.state.outrider = AppState(admission)
-    add_exception_handlers(app)
     routers = [
         generation_router(completions, chat, calls),
         responses_router(ResponseService(engine, models, prompter, store), calls),
@@ -130,19 +129,18 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
     ]
     if settings.profiling:
         routers += [profile_router(engine), planner_router(engine)]
-    metrics.watch_routes(_paths([app.router, *routers]))
+    routes = _routes([app.router, *routers])
+    metrics.watch_routes((route.path_format, method) for route in routes for method in route.methods or ())
+    add_exception_handlers(app, routes)
     for router in routers:
         app.include_router(router)
     app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
     return app
 
 
-def _paths(routers: Sequence[Router]) -> Iterator[tuple[str, str]]:
-    """Path and method of everything that is served."""
-    for router in routers:
-        for route in router.routes:
-            if isinstance(route, Route):
-                yield from ((route.path_format, method) for method in route.methods or ())
+def _routes(routers: Sequence[Router]) -> list[Route]:
+    """Everything that is served."""
+    return [route for router in routers for route in router.routes if isinstance(route, Route)]
 
 
 def _schema(app: FastAPI) -> dict[str, object]:

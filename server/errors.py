@@ -16,12 +16,13 @@ another replica on a 503. Its Retry-After is honoured by the official client.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from engine.errors import ContextTooLong, EngineDead, EngineError, InvalidRequest, Overloaded
 from server.protocol.error import ErrorBody, ErrorResponse
@@ -118,8 +119,23 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(500, "internal error; the server's log has the details", code="internal_error")
 
 
-def add_exception_handlers(app: FastAPI) -> None:
-    """Makes every error of `app` answer with the error object."""
+def add_exception_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
+    """Makes every error of `app` answer with the error object.
+
+    Args:
+        app: The app.
+        routes: All that it serves. A path may have a route for each of its methods, and an error of the first
+            names that one's methods only.
+    """
+
+    async def _on_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+            headers["Allow"] = ", ".join(sorted({name for route in matching for name in route.methods or ()}))
+        return _http_error(request, error, headers)
+
     app.add_exception_handler(ApiError, _on_error)
     app.add_exception_handler(EngineError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -130,8 +146,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return as_api_error(error).response
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _http_error(request: Request, error: HTTPException, headers: Mapping[str, str]) -> Response:
     where = f"{request.method} {request.url.path}"
     messages = {
         404: f"there is nothing at {where}{_other_kind(request.url.path)}; /docs lists what there is",
@@ -141,7 +156,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         error.status_code,
         messages.get(error.status_code, error.detail),
         code=_HTTP_CODES.get(error.status_code),
-        headers=error.headers,
+        headers=headers,
     ).response
 
 

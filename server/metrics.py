@@ -29,7 +29,7 @@ from server.metric_family import STEP_BUCKETS, Backlog, EngineFamily
 from server.planner_metrics import PlannerMetrics
 
 OTHER = "other"
-HTTP_STATUSES = (200, 400, 401, 403, 404, 405, 413, 422, 429, 499, 500, 503)
+HTTP_STATUSES = (200, 400, 401, 403, 404, 405, 413, 415, 422, 429, 499, 500, 503)
 
 TOKEN_BUCKETS = (
     *(0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05),

@@ -54,6 +54,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     Raises:
         ModelNotSupported: The architecture cannot be paged.
         StartupError: The file cannot be read, or means something that would be lost.
+        OSError: The folder takes no more.
     """
     logger.info("converting %s; this happens once", file)
     try:

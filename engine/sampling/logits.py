@@ -39,6 +39,9 @@ _TOP_P_CANDIDATES = 1024
 _SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
 """Below the smallest normal float32 a temperature would be 0, and its effect is that of the smallest."""
 
+_PENALTIES = (1e-30, 1e30)
+"""Repetition penalties beyond have the effect of these: what float32 makes of them is 0 or infinite."""
+
 
 class RowOperators(Protocol):
     """Operators that do in a pass or two what plain torch takes dozens for; the C++ ones of a CPU.
@@ -142,9 +145,10 @@ def depends_on_ids(group: RowGroup) -> bool:
 def _penalise(rows: torch.Tensor, group: RowGroup) -> None:
     params = group.params
     if params.repetition_penalty != 1.0:
+        low, high = _PENALTIES
+        penalty = min(max(params.repetition_penalty, low), high)
         seen = _counts(group.token_ids, group.paths, rows) > 0
-        rewarded = torch.where(rows < 0, rows * params.repetition_penalty, rows / params.repetition_penalty)
-        rows.copy_(torch.where(seen, rewarded, rows))
+        rows.copy_(torch.where(seen, torch.where(rows < 0, rows * penalty, rows / penalty), rows))
     if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:
         counts = _counts(group.token_ids[group.num_prompt_tokens :], group.paths, rows)
         rows -= params.frequency_penalty * counts

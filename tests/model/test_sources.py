@@ -1,5 +1,9 @@
+import errno
 import logging
+import resource
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -49,6 +53,55 @@ def test_a_gguf_file_is_converted_once(
     monkeypatch.setattr("engine.model.sources.convert_gguf", None)
     assert sources(tmp_path, offline=True).find(str(tiny_gguf)) == folder
     assert sources(tmp_path, offline=True).find(str(tiny_gguf.parent)) == folder
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(tiny_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "converted").write_text("a file where the folder would be")
+    with pytest.raises(StartupError, match=r"cannot be written to .*converted: File exists; .*cache_dir"):
+        sources(tmp_path, offline=True).find(str(tiny_gguf))
+
+
+def test_a_cache_folder_that_cannot_be_read_is_named(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    found = sources(tmp_path, offline=True)
+    monkeypatch.setattr("engine.model.weight_cache.Path.is_dir", denied)
+    with pytest.raises(StartupError, match=r"looked for in .*converted: Permission denied; set cache_dir"):
+        found._from_gguf(tiny_gguf)
+
+
+def test_a_disk_that_is_full_is_said(tiny_gguf: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # No file may be larger, and writing on is an error, as it is where there is no room.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (tiny_gguf.stat().st_size // 4, before[1]))
+    try:
+        with pytest.raises(StartupError, match=r"cannot be written to .*converted: .*make room for them"):
+            sources(tmp_path, offline=True).find(str(tiny_gguf))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((tmp_path / "converted").iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    killed = (
+        "import os, sys, pathlib; from engine.model.weight_cache import WeightCache; "
+        "WeightCache(pathlib.Path(sys.argv[1])).put('killed', lambda folder: os._exit(9))"
+    )
+    assert subprocess.run([sys.executable, "-c", killed, tmp_path], check=False).returncode == 9
+    (left,) = tmp_path.iterdir()
+
+    def fill(folder: Path) -> None:
+        # A folder that is still being filled stays.
+        WeightCache(tmp_path).put("meanwhile", lambda _: None)
+        (folder / "a").touch()
+
+    WeightCache(tmp_path).put("slow", fill)
+    assert not left.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["meanwhile", "slow"]
+    assert (tmp_path / "slow" / "a").is_file()
 
 
 def test_a_changed_gguf_file_is_converted_anew(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -102,6 +155,14 @@ def test_the_hub_gives_a_model_and_later_the_cache_does(hub: HubStandIn, tmp_pat
     assert sources(tmp_path, endpoint=hub.endpoint).find("owner/tiny") == folder
     assert sources(tmp_path, offline=True).find("owner/tiny") == folder
     assert hub.requests == []
+
+
+def test_a_cache_of_the_hub_that_cannot_be_written_is_named(hub: HubStandIn, tmp_path: Path) -> None:
+    (tmp_path / "hub").write_text("a file where the folder would be")
+    found = sources(tmp_path, endpoint=hub.endpoint)
+    for name in ("owner/tiny", "owner/tiny/model.gguf"):
+        with pytest.raises(StartupError, match=r"the hub's cache .*hub cannot be used: .*set cache_dir to"):
+            found.find(name)
 
 
 def test_only_what_is_needed_is_downloaded(hub: HubStandIn, tiny_folder: Path, tmp_path: Path) -> None:

@@ -224,6 +224,20 @@ def test_tiny_temperatures_neither_overflow_nor_yield_nan(temperature: float) ->
     assert row[1] == row[3] == -INF
 
 
+@pytest.mark.parametrize("penalty", [5e-324, 1e-300, 1e-40, 1e40, 1e300])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_extreme_repetition_penalties_neither_overflow_nor_yield_nan(
+    penalty: float, temperature: float
+) -> None:
+    row = [-1.0] * VOCAB
+    row[1:6], row[10] = [2.0, 3.0, 0.0, -1.0, 1.0], 9.0
+    params = SamplingParams(temperature=temperature, top_p=0.9, repetition_penalty=penalty)
+    processed = process_one(row, params)
+    assert not any(math.isnan(value) or value == INF for value in processed)
+    # Seen are 1 to 5: they win by far, or what has not been said does.
+    assert processed.index(max(processed)) == (2 if penalty < 1 else 10)
+
+
 def test_noise_keys_name_the_place_in_the_whole_sequence() -> None:
     params = SamplingParams(seed=-5, choice=2)
     keys = group(params, ((), (4,), (4, 3))).noise_keys(Stream.TARGET)

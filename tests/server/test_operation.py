@@ -182,6 +182,20 @@ def test_unknown_routes_and_methods(served: Served, method: str, path: str, stat
     assert ("allow" in response.headers) == (status == 405)
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/health", "GET, HEAD"),
+        ("/v1/responses/resp_1", "DELETE, GET"),
+        ("/v1/completions", "POST"),
+        ("/docs", "GET, HEAD"),
+    ],
+)
+def test_allow_names_all_methods_of_a_path(served: Served, path: str, methods: str) -> None:
+    response = served.http.put(path)
+    assert (response.status_code, response.headers["allow"]) == (405, methods)
+
+
 def test_an_exception_nobody_foresaw_is_a_500_with_an_error_object(serve: Serve) -> None:
     class Broken(FakeEngine):
         def health(self) -> Any:
