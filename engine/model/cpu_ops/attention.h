@@ -2,9 +2,11 @@
 // depend on what shares its batch.
 //
 // The order of every sum is fixed by the row's own sequence: products over the head's dimensions one after
-// the other, the softmax in tiles that begin at multiples of TILE in the sequence, values in sequence
-// order. Rows are worked on together only where that leaves each row's own order as it is: lanes are
-// different keys, or different dimensions of the output, and sums over lanes are of one fixed shape.
+// the other; tiles that begin at multiples of TILE in the sequence, each with a softmax of its own and its values in
+// sequence order; then the tiles one after the other, each weighted by its peak (Dao et al. 2022). Rows are worked on
+// together only where that leaves each row's own order as it is: lanes are different keys, or different dimensions of
+// the output, and sums over lanes are of one fixed shape. Tiles may be worked on by different threads, if they
+// are joined in order.
 //
 // Keys and values may be of 16 bits. They are widened, which is exact, as they are read, or once for a tile where many
 // queries read it; sums are of floats, and in the same order.
@@ -15,7 +17,10 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "lanes.h"
@@ -105,11 +110,17 @@ struct Row {
   int64_t first, count;
 };
 
+// What a query has seen so far: the highest score, and relative to it the sum of the weights and of the weighted values.
+struct Seen {
+  float peak = -std::numeric_limits<float>::infinity(), sum = 0.0f;
+};
+
 struct Query {
   const float* query;
-  float* out;
+  float* out;  // The weighted values' sum, zeros at first.
   int64_t head;
-  float peak, sum, rescale;
+  Seen seen;
+  float before, after;  // What that is multiplied by, and what the next tile is, when it is joined.
 };
 
 // The scores of Q queries against N registers of keys; each is one chain of sums over the dimensions.
@@ -136,21 +147,39 @@ void all_dots(const Query* queries, const Number* keys, int64_t used, int64_t ke
   }
 }
 
-// For Q queries out = out * rescale + sum of weights * values, in order; lanes are dimensions. A query's weights lie
-// TILE behind those of the one before.
+// What scores are taken relative to: their highest, if there is any.
+inline float base_of(float peak) { return peak == -std::numeric_limits<float>::infinity() ? 0.0f : peak; }
+
+// Two sums, of which one factor is 1: written so that no compiler has a choice how to round.
+template <typename Number>
+Number joined(Number seen, Number next, float before, float after) {
+  return before == 1.0f ? next * after + seen : seen * before + next;
+}
+
+// Joins what was seen with what is behind it. Returns the factors for the sums of both, one of which is 1.
+inline std::pair<float, float> join(Seen& seen, const Seen& next) {
+  const float peak = std::max(seen.peak, next.peak), base = base_of(peak);
+  const float before = exp_nonpositive(seen.peak - base), after = exp_nonpositive(next.peak - base);
+  seen = {peak, joined(seen.sum, next.sum, before, after)};
+  return {before, after};
+}
+
+// For Q queries joins out with the sum of weights * values, in order; lanes are dimensions. A query's weights lie TILE
+// behind those of the one before.
 template <int Q, int N, typename Number>
 void add_values(const Query* queries, const float* weights, const Number* const* values, int64_t from, int64_t to,
                 int64_t offset) {
-  Lanes sums[Q][N];
-  for (int q = 0; q < Q; ++q)
-    for (int n = 0; n < N; ++n) sums[q][n] = load(queries[q].out + offset + n * WIDTH) * queries[q].rescale;
+  Lanes sums[Q][N] = {};
   for (int64_t key = from; key < to; ++key)
     for (int n = 0; n < N; ++n) {
       const Lanes value = load(values[key] + offset + n * WIDTH);
       for (int q = 0; q < Q; ++q) sums[q][n] += weights[q * TILE + key] * value;
     }
   for (int q = 0; q < Q; ++q)
-    for (int n = 0; n < N; ++n) store(queries[q].out + offset + n * WIDTH, sums[q][n]);
+    for (int n = 0; n < N; ++n) {
+      float* out = queries[q].out + offset + n * WIDTH;
+      store(out, joined(load(out), sums[q][n], queries[q].before, queries[q].after));
+    }
 }
 
 // N: registers of dimensions at a time, so that sums are many enough not to wait for each other.
@@ -162,17 +191,17 @@ void add_all_values(const Query* queries, const float* weights, const Number* co
   for (; d + WIDTH <= value_dim; d += WIDTH) add_values<Q, 1>(queries, weights, values, from, to, d);
   for (; d < value_dim; ++d)
     for (int q = 0; q < Q; ++q) {
-      float sum = queries[q].out[d] * queries[q].rescale;
+      float sum = 0.0f;
       for (int64_t key = from; key < to; ++key) sum += weights[q * TILE + key] * static_cast<float>(values[key][d]);
-      queries[q].out[d] = sum;
+      queries[q].out[d] = joined(queries[q].out[d], sum, queries[q].before, queries[q].after);
     }
 }
 
-// The highest of `least` and scores from .. to, of which those that are not numbers do not count.
-inline float highest(const float* scores, int64_t from, int64_t to, float least) {
-  float peak = least;
+// The highest of scores from .. to, of which those that are not numbers do not count.
+inline float highest(const float* scores, int64_t from, int64_t to) {
+  float peak = -std::numeric_limits<float>::infinity();
   if (from == 0 && to == TILE) {  // The common case, in lanes: which order they are compared in does not show.
-    Lanes peaks = Lanes{} + least;
+    Lanes peaks = Lanes{} + peak;
     for (int64_t i = 0; i < TILE; i += WIDTH) {
       const Lanes next = load(scores + i);
       peaks = next > peaks ? next : peaks;
@@ -184,21 +213,18 @@ inline float highest(const float* scores, int64_t from, int64_t to, float least)
   return peak;
 }
 
-// Turns a tile's scores into weights, in place, and brings the row's running maximum and sum up to date.
+// Turns a tile's scores into weights, in place, and joins the tile with what the query has seen.
 void softmax_step(float* scores, int64_t from, int64_t to, const Options& options, Query& query) {
   for (int64_t i = 0; i < TILE; ++i) scores[i] *= options.scale;
   if (options.softcap != 0.0f)
     for (int64_t i = 0; i < TILE; ++i) scores[i] = tanh_by_exp(scores[i] / options.softcap) * options.softcap;
-  const float peak = highest(scores, from, to, query.peak);
-  for (int64_t i = 0; i < TILE; ++i) scores[i] = exp_nonpositive(scores[i] - peak);
+  const float peak = highest(scores, from, to), base = base_of(peak);
+  for (int64_t i = 0; i < TILE; ++i) scores[i] = exp_nonpositive(scores[i] - base);
   for (int64_t i = 0; i < from; ++i) scores[i] = 0.0f;
   for (int64_t i = to; i < TILE; ++i) scores[i] = 0.0f;
   Lanes sums = load(scores);
   for (int64_t i = WIDTH; i < TILE; i += WIDTH) sums += load(scores + i);
-  const float total = add_lanes(sums);
-  query.rescale = exp_nonpositive(query.peak - peak);
-  query.sum = query.sum * query.rescale + total;
-  query.peak = peak;
+  std::tie(query.before, query.after) = join(query.seen, {peak, add_lanes(sums)});
 }
 
 // What a thread works in. It stays from job to job: a job is so short that getting memory, and filling it, would show.
@@ -221,11 +247,11 @@ class Worker {
     }
   }
 
-  // Attends rows of one sequence to key/value heads [first_head, end_head). Queries: by key/value head, then by row,
-  // `group` of each. Heads take turns tile by tile, since a token's keys of all heads lie side by side in memory, and
+  // Attends rows of one sequence to key/value heads [first_head, end_head), to the tiles [first_tile, end_tile) of those
+  // that they see. Queries: by key/value head, then by row, `group` of each. Heads take turns tile by tile, since a token's keys of all heads lie side by side in memory, and
   // memory is fastest when it is read from end to end.
-  void attend(const Span& span, const std::vector<Row>& rows, const int64_t* ancestors, std::vector<Query>& queries,
-              int64_t first_head, int64_t end_head) {
+  void attend(const Span& span, const std::vector<Row>& rows, const int64_t* ancestors, Query* queries,
+              int64_t first_head, int64_t end_head, int64_t first_tile, int64_t end_tile) {
     int64_t first = rows[0].first, count = 0;
     for (const Row& row : rows) {
       first = std::min(first, row.first);
@@ -235,7 +261,8 @@ class Worker {
     // tokens of a text do.
     const bool has_tree = span.num_slots > span.num_committed && !is_line(ancestors, rows.size());
     const int64_t shared = has_tree ? span.num_committed / TILE * TILE : count;
-    for (int64_t base = first / TILE * TILE; base < count; base += TILE) {
+    const int64_t begin = std::max(first / TILE, first_tile) * TILE, end = std::min(count, end_tile * TILE);
+    for (int64_t base = begin; base < end; base += TILE) {
       if (base < shared) {
         const int64_t length = std::min(TILE, count - base);
         look_ahead(span.context + base + TILE, std::min(TILE, count - base - length), first_head, end_head,
@@ -258,14 +285,23 @@ class Worker {
     }
   }
 
+  // Joins what a query has seen with what another one, of the same head and row, has seen behind it.
+  void add(const Query& next, Query& query) const {
+    const auto [before, after] = join(query.seen, next.seen);
+    int64_t d = 0;
+    for (; d + WIDTH <= shape_.value_dim; d += WIDTH)
+      store(query.out + d, joined(load(query.out + d), load(next.out + d), before, after));
+    for (; d < shape_.value_dim; ++d) query.out[d] = joined(query.out[d], next.out[d], before, after);
+  }
+
   void finish(Query& query) const {
     float rescale = 1.0f;
     if (options_.sinks != nullptr) {
-      const float sink = options_.sinks[query.head], peak = sink > query.peak ? sink : query.peak;
-      rescale = exp_nonpositive(query.peak - peak);
-      query.sum = query.sum * rescale + exp_nonpositive(sink - peak);
+      const float sink = options_.sinks[query.head], peak = sink > query.seen.peak ? sink : query.seen.peak;
+      rescale = exp_nonpositive(query.seen.peak - peak);
+      query.seen.sum = query.seen.sum * rescale + exp_nonpositive(sink - peak);
     }
-    const float factor = rescale / query.sum;
+    const float factor = rescale / query.seen.sum;
     for (int64_t d = 0; d < shape_.value_dim; ++d) query.out[d] *= factor;
   }
 

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
 _HEADERS = (
-    *("attention.h", "elementwise.h", "few_bits.h", "heads.h", "int8.h", "lanes.h", "layers.h", "panels.h"),
-    *("room.h", "sampling.h", "steps.h", "team.h"),
+    *("attention.h", "batch_attention.h", "elementwise.h", "few_bits.h", "heads.h", "int8.h", "lanes.h"),
+    *("layers.h", "panels.h", "room.h", "sampling.h", "steps.h", "team.h", "threads.h"),
 )
 _FILES = ("operators.cpp", *_HEADERS)
 _FLAGS = (

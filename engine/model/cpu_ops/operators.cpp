@@ -18,7 +18,7 @@
 #include <tuple>
 #include <vector>
 
-#include "attention.h"
+#include "batch_attention.h"
 #include "elementwise.h"
 #include "few_bits.h"
 #include "int8.h"
@@ -26,21 +26,9 @@
 #include "room.h"
 #include "sampling.h"
 #include "steps.h"
-#include "team.h"
+#include "threads.h"
 
 namespace {
-
-// How many threads work for the calling one; 0: as many as would for torch.
-thread_local int own_threads = 0;
-
-int num_threads() { return own_threads > 0 ? own_threads : at::get_num_threads(); }
-
-// Calls function(begin, end) for pieces of 0 .. count. Threads fetch piece by piece, because a thread that the
-// system holds up would let all others wait for its share.
-template <typename Function>
-void for_pieces(int64_t count, int64_t piece, const Function& function) {
-  Team::instance().share(count, piece, num_threads(), function);
-}
 
 // Calls function(row) for every row; in parallel where there is enough to do. cost: of a row, in additions or the like.
 template <typename Function>
@@ -83,11 +71,6 @@ void rotate_into(const float* x, int64_t tokens, int64_t all_heads, int64_t turn
   });
 }
 
-// A block of one sequence's rows and some of the key/value heads.
-struct Item {
-  int64_t span, begin, end, first_head, end_head;
-};
-
 // Calls function(number) with a number of the type that a cache holds.
 template <typename Function>
 void with_cached_type(const at::Tensor& cache, const Function& function) {
@@ -99,101 +82,35 @@ void with_cached_type(const at::Tensor& cache, const Function& function) {
   }
 }
 
-// Heads of tokens: a head's numbers lie together.
-struct Heads {
-  const float* data;
-  int64_t count, dim, head_stride, token_stride;
-
-  const float* at(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
-};
-
-// Keys or values of tokens to the slots of [slots, heads, dim], rounded to the cache's type.
-template <typename Number>
-void write_slots(const Heads& heads, int64_t num_tokens, const int64_t* slot, Number* target) {
-  for_pieces(num_tokens, 64, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      for (int64_t h = 0; h < heads.count; ++h)
-        narrow(heads.at(t, h), heads.dim, target + (slot[t] * heads.count + h) * heads.dim);
-  });
-}
-
 // Where the tokens of a pass go, and what they see. spans: int64 [S, 5]: begin, end, num_committed, num_slots, offset
 // into context. See CpuAttention.
 struct Tables {
   at::Tensor slots, spans, context, visible, ancestors;
-};
 
-// Blocks of rows and heads to be worked on one by one, those that see the most first.
-std::vector<Item> items_of(const std::vector<Span>& spans, int64_t num_kv_heads) {
-  const int64_t threads = num_threads();
-  int64_t blocks = 0;
-  for (const Span& span : spans) blocks += (span.end - span.begin + ROW_BLOCK - 1) / ROW_BLOCK;
-  // All heads at once, unless some threads would then have nothing to do.
-  const int64_t heads = blocks >= 2 * threads ? num_kv_heads : 1;
-  // Of one block alone the heads that are left over once each thread has had as many are shared out by rows.
-  const int64_t left_over = blocks == 1 && num_kv_heads > threads ? num_kv_heads % threads : 0;
-  std::vector<Item> items;
-  for (int64_t s = 0; s < static_cast<int64_t>(spans.size()); ++s)
-    for (int64_t begin = spans[s].begin; begin < spans[s].end; begin += ROW_BLOCK) {
-      const int64_t end = std::min(begin + ROW_BLOCK, spans[s].end);
-      for (int64_t head = 0; head < num_kv_heads; head += heads) {
-        const bool is_shared = head >= num_kv_heads - left_over;
-        const int64_t rows = is_shared ? ((end - begin) * left_over + threads - 1) / threads : ROW_BLOCK;
-        for (int64_t from = begin; from < end; from += rows)
-          items.push_back({s, from, std::min(from + rows, end), head, std::min(head + heads, num_kv_heads)});
-      }
-    }
-  std::reverse(items.begin(), items.end());  // The last rows of a chunk see the most.
-  return items;
-}
+  Batch batch() const {
+    Batch batch{slots.size(0), slots.const_data_ptr<int64_t>(), visible.const_data_ptr<int64_t>(),
+                ancestors.const_data_ptr<int64_t>(), {}};
+    const auto* row = spans.const_data_ptr<int64_t>();
+    for (int64_t s = 0; s < spans.size(0); ++s, row += 5)
+      batch.spans.push_back({row[0], row[1], row[2], row[3], context.const_data_ptr<int64_t>() + row[4]});
+    return batch;
+  }
+};
 
 // Stores keys and values of a layer's tokens, and attends: out [tokens, heads, value_dim]. Queries, keys and values are of
 // float32, caches of float32, float16 or bfloat16.
 void attend_into(const Heads& query, const Heads& key, const Heads& value, const at::Tensor& key_cache,
                  const at::Tensor& value_cache, const Tables& tables, const Options& options, float* out) {
-  const int64_t num_tokens = tables.slots.size(0);
-  const Shape shape{query.count, key.count, key.dim, value.dim, query.count / key.count};
-  const auto* span_data = tables.spans.const_data_ptr<int64_t>();
-  const auto* visible = tables.visible.const_data_ptr<int64_t>();
-  const auto* words = tables.ancestors.const_data_ptr<int64_t>();
-  std::vector<Span> spans;
-  for (int64_t s = 0; s < tables.spans.size(0); ++s) {
-    const int64_t* row = span_data + s * 5;
-    spans.push_back({row[0], row[1], row[2], row[3], tables.context.const_data_ptr<int64_t>() + row[4]});
-  }
-  const std::vector<Item> items = items_of(spans, shape.num_kv_heads);
-  const auto run = [&](auto& worker, const Item& item) {
-    thread_local std::vector<Row> rows;
-    thread_local std::vector<Query> queries;
-    rows.clear();
-    queries.clear();
-    for (int64_t t = item.begin; t < item.end; ++t) {
-      const int64_t count = visible[t] + std::popcount(static_cast<uint64_t>(words[t]));
-      rows.push_back({options.window == 0 ? 0 : std::max<int64_t>(0, count - options.window), count});
-    }
-    for (int64_t kv_head = item.first_head; kv_head < item.end_head; ++kv_head)
-      for (int64_t t = item.begin; t < item.end; ++t)
-        for (int64_t h = kv_head * shape.group; h < (kv_head + 1) * shape.group; ++h) {
-          float* target = out + (t * shape.num_heads + h) * shape.value_dim;
-          std::fill(target, target + shape.value_dim, 0.0f);
-          queries.push_back({query.at(t, h), target, h, -std::numeric_limits<float>::infinity(), 0.0f, 0.0f});
-        }
-    worker.attend(spans[item.span], rows, words + item.begin, queries, item.first_head, item.end_head);
-    for (Query& each : queries) worker.finish(each);
-  };
   TORCH_CHECK(key_cache.scalar_type() == value_cache.scalar_type(), "keys and values are of one type");
+  const Shape shape{query.count, key.count, key.dim, value.dim, query.count / key.count};
+  const Batch batch = tables.batch();
   with_cached_type(key_cache, [&](auto number) {
     using Number = decltype(number);
     auto* keys = static_cast<Number*>(key_cache.data_ptr());
     auto* values = static_cast<Number*>(value_cache.data_ptr());
-    const auto* slots = tables.slots.const_data_ptr<int64_t>();
-    write_slots(key, num_tokens, slots, keys);
-    write_slots(value, num_tokens, slots, values);
-    for_pieces(items.size(), 1, [&](int64_t first, int64_t last) {
-      thread_local Desk<Number> desk;
-      Worker<Number> worker(shape, options, keys, values, desk);
-      for (int64_t i = first; i < last; ++i) run(worker, items[i]);
-    });
+    write_slots(key, batch, keys);
+    write_slots(value, batch, values);
+    BatchAttention(batch, shape, options, keys, values, num_threads()).run(query, out);
   });
 }
 
