@@ -169,6 +169,16 @@ class Drafting:
             default=0,
         )
 
+    def read_up(self, request: Request, scheduler: Scheduler) -> None:
+        """Has a head read what it was not shown yet of a running request that ends before its time.
+
+        Others may be waiting for what is read of it, and go on from what all caches hold.
+        """
+        for method, drafter in enumerate(self._drafters):
+            features = self._features.take(request.request_id) if drafter.needs.follows else None
+            if features is not None:
+                self._call(method, [drafter.ask(request, scheduler, (0, 0), features=features)])
+
     def release(self, request: Request) -> None:
         """Forgets a request that ended or lost its blocks."""
         self._features.drop(request.request_id)
@@ -193,8 +203,10 @@ class Drafting:
     def _collect_offers(self, batch: DraftBatch, scheduler: Scheduler) -> list[Offer]:
         """Asks those whose trees cost nothing; for each request the first that has something is heard."""
         offers: list[Offer] = []
+        price = self._planner.price(batch.load) if batch.decoding else None
+        if price is None:
+            return offers
         waiting = dict(enumerate(batch.decoding))
-        price = self._planner.price(batch.load)
         for method, drafter in enumerate(self._drafters):
             if not drafter.needs.estimates:
                 continue
@@ -272,7 +284,7 @@ class Drafting:
             return planned
         if not any(drafter.num_nodes(each) for drafter in self._drafters for each in batch.decoding):
             return PlanOutcome.ROOM
-        is_off = planned in (PlanOutcome.ACCEPTANCE, PlanOutcome.LOAD)
+        is_off = planned in (PlanOutcome.ACCEPTANCE, PlanOutcome.LOAD, PlanOutcome.WAITING)
         return planned if is_off else PlanOutcome.NO_DRAFT
 
     def _note_outgrown(self, request: Request) -> bool:

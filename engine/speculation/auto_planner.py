@@ -97,13 +97,17 @@ class AutoPlanner:
         self._floor = 0.0
         self._rests: list[_Rest | None] = [None for _ in measurements.methods]
 
-    def price(self, load: Load) -> RowPrice:
+    def price(self, load: Load) -> RowPrice | None:
         """See Planner."""
-        self._floor = self._prospects.plain(load, _LOOKED_AHEAD * load.decoding.requests).floor()
-        return MeasuredFloor(self._floor)
+        plain = self._prospects.plain(load, _LOOKED_AHEAD * load.decoding.requests)
+        self._floor = plain.floor()
+        return MeasuredFloor(self._floor) if self._floor < 1.0 and plain.affords_one() else None
 
     def asks(self, method: int, load: Load) -> bool:
         """See Planner. Deciding takes time as well, and what did not pay a step ago hardly does now."""
+        if load.shape.reads_prompts:
+            plain = self._prospects.plain(load, _LOOKED_AHEAD * load.decoding.requests)
+            return self._prospects.tariff(method, plain).affords_one()
         rest = self._rests[method]
         return rest is None or self._known.step >= rest.until or load.decoding.requests < rest.requests
 
@@ -112,7 +116,7 @@ class AutoPlanner:
         self._context = load.decoding.context // max(load.decoding.requests, 1)
         if not offers and not any(wishes):
             # As most steps are where there is a lookup alone.
-            return Allotment((), ((),) * len(wishes), self._outcome_unasked())
+            return Allotment((), ((),) * len(wishes), self._outcome_unasked(load))
         most = max(PROBE_NODES, sum(len(offer.probabilities) for offer in offers))
         most += max((sum(wish.num_nodes for wish in own) for own in wishes), default=0)
         plain = self._prospects.plain(load, most)
@@ -131,7 +135,8 @@ class AutoPlanner:
             grants[best.method] = self._lengthened(best, wishes[best.method], plain, load)
         num_granted = sum(kept.values()) + sum(grant.num_nodes for own in grants for grant in own)
         num_probes = 0
-        if load.num_draft_rows >= num_granted + PROBE_NODES * len(wishes):
+        may_probe = not load.shape.reads_prompts
+        if may_probe and load.num_draft_rows >= num_granted + PROBE_NODES * len(wishes):
             served = {place for place, count in (*kept.items(), *best.granted()) if count}
             num_probes = sum(
                 self._add_probe(method, own, grants[method], served, plain)
@@ -139,7 +144,10 @@ class AutoPlanner:
                 if own
             )
         outcome = self._outcome(num_granted, num_probes, wishes, step)
-        self._note_rests(wishes, grants, load, outcome)
+        if may_probe:
+            self._note_rests(wishes, grants, load, outcome)
+        elif not num_granted:
+            outcome = PlanOutcome.WAITING
         return Allotment(tuple(kept.values()), tuple(map(tuple, grants)), outcome, num_probes)
 
     def follows_prompts(self, method: int) -> bool:
@@ -191,7 +199,7 @@ class AutoPlanner:
         assert best.method is not None, "somebody drafts"
         grants = [Grant(place, count, best.admission.depth) for place, count in best.granted()]
         rooms = {wish.place: min(wish.num_nodes, wish.max_depth) for wish in wishes if wish.ends_early}
-        if not rooms or not grants:
+        if not rooms or not grants or load.shape.reads_prompts:
             return grants
         tariff = self._prospects.tariff(best.method, plain)
         num_nodes = sum(best.admission.counts)
@@ -263,8 +271,10 @@ class AutoPlanner:
                 rest = _Rest(self._known.step + _REST, load.decoding.requests, outcome)
                 self._rests[method] = None if granted else rest
 
-    def _outcome_unasked(self) -> PlanOutcome:
+    def _outcome_unasked(self, load: Load) -> PlanOutcome:
         """Why there are no drafts, where nobody has any and nobody was asked."""
+        if load.shape.reads_prompts:
+            return PlanOutcome.WAITING
         resting = next((rest for rest in self._rests if rest is not None), None)
         if self._floor > OPTIMISTIC[-1]:
             return PlanOutcome.LOAD
