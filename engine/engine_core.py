@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from engine.acceptance import is_lossless
 from engine.admission import EngineLimits, admit
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
@@ -67,8 +66,7 @@ class EngineCore:
         self._rows = StepRows(scheduler.kv, self._prompt_logprobs, limits.eos_token_ids)
         self._requests: dict[str, Request] = {}
         self._records: dict[str, RequestRecord] = {}
-        # What the last step took, the pass with the choice of tokens and the rest; None if none was made.
-        self._taken: tuple[float, float] | None = None
+        self._taken: tuple[float, float] | None = None  # By the last step's pass and choice, and the rest.
         self._in_step: tuple[Request, ...] = ()
         self._recorder = StepRecorder()
 
@@ -101,11 +99,7 @@ class EngineCore:
             request.matcher = matcher or self.limits.grammars.compile(params.constraint)
         self._outputs.add(request_id, request.params, prompt_token_ids)
         self._requests[request_id] = request
-        wanted = params.speculation
-        num_predicted = len(wanted.prediction) if wanted.enabled else 0
-        self._records[request_id] = RequestRecord(
-            self._clock(), is_lossless=is_lossless(request.params), num_predicted_tokens=num_predicted
-        )
+        self._records[request_id] = RequestRecord.of(request.params, self._clock())
         self.scheduler.add(request)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> RequestOutput | None:
@@ -180,9 +174,9 @@ class EngineCore:
         self.timer.enter(StepPart.PROPOSE)
         running = self._in_step = tuple(self.scheduler.running)
         if self._drafting is not None:
-            taken, self._taken = self._taken, None
-            if taken is not None:
-                self._drafting.note_step(*taken)
+            if self._taken is not None:
+                self._drafting.note_step(*self._taken)
+                self._taken = None
             proposed = self._drafting.propose(self.scheduler)
             self._recorder.num_outgrown += proposed.num_outgrown
             self._recorder.plan = proposed.plan
@@ -192,9 +186,7 @@ class EngineCore:
     def _note_plan(self, plan: SchedulerOutput) -> None:
         self._in_step = tuple(item.request for item in plan.scheduled)
         recorder = self._recorder
-        recorder.num_preemptions += len(plan.preempted)
-        recorder.prefix_cache_queries += plan.prefix_cache_queries
-        recorder.prefix_cache_hits += plan.prefix_cache_hits
+        recorder.planned(len(plan.preempted), plan.prefix_cache_queries, plan.prefix_cache_hits)
         now = self._clock()
         for item in plan.scheduled:
             record = self._records[item.request.request_id]

@@ -105,7 +105,7 @@ class Scheduler:
         self.kv = kv
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
-        # Who found no room in the pool when the last step was planned; it will hardly find more in the next.
+        # Who found no room in the pool last time, and will hardly find more in the next step.
         self._refused: Request | None = None
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -180,13 +180,8 @@ class Scheduler:
         return spare // 2 if reading or self.waiting else spare
 
     def num_prompt_rows(self) -> tuple[int, int]:
-        """Prompt tokens that the next step reads if no drafts take their place, as things stand.
-
-        Returns:
-            Those of requests that run already, and all: of those that are yet to be admitted the prefix
-            cache may have a part.
-        """
-        reading = [request.num_uncomputed_tokens - 1 for request in self.running if not request.is_held]
+        """Prompt tokens of the next step: of who runs, and with newcomers', some of which may be cached."""
+        reading = (request.num_uncomputed_tokens - 1 for request in self.running if not request.is_held)
         certain = wanted = sum(reading)
         for place, request in enumerate(self.waiting):
             if len(self.running) + place >= self._max_num_seqs or request is self._refused:

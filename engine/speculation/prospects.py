@@ -15,7 +15,7 @@ _CAUTION = 1.05
 # Nodes of all requests that are weighed against each other in a step.
 _MOST_NODES = 256
 # Steps of the same size for which costs hold before they are looked up again.
-_HOLD = 4
+_HOLD = 8
 # If not even such drafts paid, of one request or of all, more acceptance would not help.
 OPTIMISTIC = tuple(0.97**depth for depth in range(1, 9))
 # By so much of its time drafts may lengthen a step that reads prompts: whoever waits for a first token has
