@@ -57,5 +57,6 @@ def test_a_measured_price_is_what_the_next_node_adds_to_its_own_request() -> Non
     assert not price.pays(0.3, 1.0, 0)
     assert not price.pays(0.31, 1.9, 1)
     assert price.pays(0.45, 1.9, 1)
-    # Behind tokens that hardly stand a row is cheap, the step being long already.
-    assert price.pays(0.2, 1.3, 3)
+    # A row is a smaller part of a step that is long already.
+    assert price.pays(0.45, 2.4, 3)
+    assert not price.pays(0.45, 2.4, 1)
