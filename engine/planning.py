@@ -30,10 +30,10 @@ class PlanStats:
     """One step's planning.
 
     Attributes:
-        outcome: What became of speculation in the step to come.
+        outcome: What became of speculation in the step.
         num_granted: Draft nodes granted for it.
         num_probes: Requests that draft for a trial.
-        predicted_seconds: What the cost model said of the step that has just ended; None before it knew.
+        predicted_seconds: What the cost model said of the step before; None before it knew.
         measured_seconds: What that step took, drafting left out.
     """
 
