@@ -1,6 +1,5 @@
 """Drafting: asks the speculators for the next step's trees, as planner and block pool allow."""
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,17 +12,16 @@ from engine.model.hidden_states import HiddenSelection
 from engine.planning import PlannerReport, PlanOutcome, PlanStats
 from engine.speculation.base import DraftRequest
 from engine.speculation.draft_batch import DraftBatch, batch_of, shape_of
-from engine.speculation.drafter import Drafter
+from engine.speculation.drafter import Drafter, everyone
 from engine.speculation.following import Following
 from engine.speculation.measurements import Measurements
+from engine.speculation.outgrown import Outgrown
 from engine.speculation.plan_record import PlanRecord
-from engine.speculation.planner import Grant, Offer, Planner
+from engine.speculation.planner import Grant, Offer, Planner, Wish
 from engine.speculation.prediction import PredictionSpeculator
 from engine.speculation.step_cost import StepShape
 from engine.speculation.step_features import StepFeatures
-from engine.token_tree import TokenTree
-
-logger = logging.getLogger(__name__)
+from engine.token_tree import MAX_NODES, TokenTree
 
 SHOWN_TOGETHER = 16
 """Positions of a request without drafts that a head is shown at once."""
@@ -70,13 +68,17 @@ class Drafting:
         self._predictions = predictions
         self._clock = clock
         self._record = PlanRecord(clock)
-        self._outgrown: set[str] = set()
+        self._outgrown = Outgrown(self._drafters)
         # Who drafted what the next step checks, and how many levels it might have.
         self._methods: dict[str, tuple[int, int]] = {}
         self._shape = StepShape(0, 0, 0, 0)
         self._timed: tuple[float | None, float] = (None, 0.0)
         self._features = StepFeatures(keeps=any(drafter.needs.follows for drafter in self._drafters))
         self._following = Following(self._drafters, planner)
+        numbered = list(enumerate(self._drafters))
+        self._lookups = [(method, each) for method, each in numbered if each.needs.estimates]
+        self._others = [(method, each) for method, each in numbered if not each.needs.estimates]
+        self._serves_all = any(each.serves is everyone for each in self._drafters)
         wanted = (drafter.needs.hidden_states for drafter in self._drafters)
         self.hidden_states: HiddenSelection | None = next(filter(None, wanted), None)
 
@@ -119,33 +121,16 @@ class Drafting:
 
     def propose(self, scheduler: Scheduler) -> Proposed:
         """Gives running requests their drafts for the next step."""
-        num_outgrown = sum(map(self._note_outgrown, scheduler.running))
+        running = scheduler.running
+        num_outgrown = self._outgrown.note(running)
         self._methods.clear()
-        if not scheduler.running:
+        if not running:
             return Proposed(num_outgrown, None)
-        self._following.review(scheduler.running)
-        batch = batch_of(scheduler)
-        offers = self._collect_offers(batch, scheduler)
-        wishes = [
-            []
-            if drafter.needs.estimates or not self._planner.asks(method, batch.load)
-            else [
-                wish
-                for place, request in enumerate(batch.decoding)
-                if (wish := drafter.wish(place, request)) is not None
-            ]
-            for method, drafter in enumerate(self._drafters)
-        ]
-        allotment = self._planner.allot(batch.load, offers, wishes)
-        num_nodes = 0
-        for offer, count in zip(offers, allotment.kept, strict=True):
-            request = batch.decoding[offer.place]
-            request.draft = request.draft.truncated(count)
-            num_nodes += count
-        for method, grants in enumerate(allotment.grants):
-            num_nodes += self._draft(method, grants, batch, scheduler)
-        outcome = self._outcome(batch, allotment.outcome, num_nodes)
-        stats = PlanStats(outcome, num_nodes, allotment.num_probes, *self._timed)
+        self._following.review(running)
+        if self._serves_all or any(each.serves(request) for each in self._drafters for request in running):
+            stats = self._plan(batch_of(scheduler), scheduler)
+        else:
+            stats = PlanStats(PlanOutcome.NO_DRAFT, 0, 0, *self._timed)
         self._record.note(stats)
         return Proposed(num_outgrown, stats)
 
@@ -169,6 +154,16 @@ class Drafting:
             default=0,
         )
 
+    def read_up(self, request: Request, scheduler: Scheduler) -> None:
+        """Has a head read what it was not shown yet of a running request that ends before its time.
+
+        Others may be waiting for what is read of it, and go on from what all caches hold.
+        """
+        for method, drafter in enumerate(self._drafters):
+            features = self._features.take(request.request_id) if drafter.needs.follows else None
+            if features is not None:
+                self._call(method, [drafter.ask(request, scheduler, (0, 0), features=features)])
+
     def release(self, request: Request) -> None:
         """Forgets a request that ended or lost its blocks."""
         self._features.drop(request.request_id)
@@ -184,27 +179,48 @@ class Drafting:
         self.release(request)
         self._measurements.forget(request.request_id)
         self._methods.pop(request.request_id, None)
-        self._outgrown.discard(request.request_id)
+        self._outgrown.forget(request.request_id)
 
     def report(self) -> PlannerReport:
         """The planner's current table."""
         return self._record.report(self._planner.name, self._measurements)
 
+    def _plan(self, batch: DraftBatch, scheduler: Scheduler) -> PlanStats:
+        """Asks, decides and drafts."""
+        offers = self._collect_offers(batch, scheduler)
+        wishes: list[list[Wish]] = [[] for _ in self._drafters]
+        for method, drafter in self._others:
+            if self._planner.asks(method, batch.load):
+                wished = (drafter.wish(place, request) for place, request in enumerate(batch.decoding))
+                wishes[method] = [wish for wish in wished if wish is not None]
+        allotment = self._planner.allot(batch.load, offers, wishes)
+        num_nodes = 0
+        for offer, count in zip(offers, allotment.kept, strict=True):
+            request = batch.decoding[offer.place]
+            request.draft = request.draft.truncated(count)
+            num_nodes += count
+        for method, _ in self._others:
+            num_nodes += self._draft(method, allotment.grants[method], batch, scheduler)
+        outcome = self._outcome(batch, allotment.outcome, num_nodes)
+        return PlanStats(outcome, num_nodes, allotment.num_probes, *self._timed)
+
     def _collect_offers(self, batch: DraftBatch, scheduler: Scheduler) -> list[Offer]:
         """Asks those whose trees cost nothing; for each request the first that has something is heard."""
         offers: list[Offer] = []
+        price = self._planner.price(batch.load) if batch.decoding else None
+        if price is None:
+            return offers
         waiting = dict(enumerate(batch.decoding))
-        price = self._planner.price(batch.load)
-        for method, drafter in enumerate(self._drafters):
-            if not drafter.needs.estimates:
-                continue
+        for method, drafter in self._lookups:
             asked: dict[int, DraftRequest] = {}
             for place, request in waiting.items():
                 num_nodes = drafter.num_nodes(request)
                 if num_nodes:
-                    limits = (num_nodes, drafter.room.max_depth(request))
-                    asked[place] = drafter.ask(request, scheduler, limits, price)
-            asked = {place: request for place, request in asked.items() if request.budget}
+                    draft_request = drafter.ask(request, scheduler, (num_nodes, MAX_NODES), price)
+                    if draft_request.budget:
+                        asked[place] = draft_request
+            if not asked:
+                continue
             for place, tree in zip(asked, self._call(method, list(asked.values())), strict=True):
                 if len(tree):
                     self._hand_out(waiting.pop(place), tree, method)
@@ -216,7 +232,7 @@ class Drafting:
         drafter = self._drafters[method]
         if not grants and not drafter.needs.has_cache:
             return 0
-        granted = {batch.decoding[grant.place].request_id: grant for grant in grants}
+        granted = {batch.decoding[grant.place].request_id: grant for grant in grants} if grants else {}
         asked: list[tuple[Request, DraftRequest]] = []
         for request in batch.requests:
             grant = granted.get(request.request_id)
@@ -243,13 +259,13 @@ class Drafting:
         and follow prompts where that pays.
         """
         drafter = self._drafters[method]
-        if drafter.room.has_outgrown(request):
-            return False
-        is_read = request.num_uncomputed_tokens > 1
         if drafter.needs.follows:
             waiting = self._features.num_waiting(request.request_id)
-            return request.needs_draft_cache and waiting >= SHOWN_TOGETHER
-        return drafter.needs.has_cache and is_read and self._planner.follows_prompts(method)
+            is_due = request.needs_draft_cache and waiting >= SHOWN_TOGETHER
+        else:
+            is_read = request.num_uncomputed_tokens > 1
+            is_due = drafter.needs.has_cache and is_read and self._planner.follows_prompts(method)
+        return is_due and not drafter.room.has_outgrown(request)
 
     def _call(self, method: int, requests: Sequence[DraftRequest]) -> Sequence[TokenTree]:
         if not requests:
@@ -272,20 +288,5 @@ class Drafting:
             return planned
         if not any(drafter.num_nodes(each) for drafter in self._drafters for each in batch.decoding):
             return PlanOutcome.ROOM
-        is_off = planned in (PlanOutcome.ACCEPTANCE, PlanOutcome.LOAD)
+        is_off = planned in (PlanOutcome.ACCEPTANCE, PlanOutcome.LOAD, PlanOutcome.WAITING)
         return planned if is_off else PlanOutcome.NO_DRAFT
-
-    def _note_outgrown(self, request: Request) -> bool:
-        if request.request_id in self._outgrown or not request.params.speculation.enabled:
-            return False
-        outgrown = [drafter.method for drafter in self._drafters if drafter.room.has_outgrown(request)]
-        if not outgrown:
-            return False
-        self._outgrown.add(request.request_id)
-        logger.info(
-            "request %s has %d tokens, more than the draft's context holds: it goes on without %s",
-            request.request_id,
-            request.num_tokens,
-            " and ".join(outgrown),
-        )
-        return True

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from engine.acceptance import is_lossless
 from engine.admission import EngineLimits, admit
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
@@ -67,8 +66,8 @@ class EngineCore:
         self._rows = StepRows(scheduler.kv, self._prompt_logprobs, limits.eos_token_ids)
         self._requests: dict[str, Request] = {}
         self._records: dict[str, RequestRecord] = {}
-        self._began = 0.0
-        self._in_step: tuple[ScheduledRequest, ...] = ()
+        self._taken: tuple[float, float] | None = None  # By the last step's pass and choice, and the rest.
+        self._in_step: tuple[Request, ...] = ()
         self._recorder = StepRecorder()
 
     @property
@@ -100,11 +99,7 @@ class EngineCore:
             request.matcher = matcher or self.limits.grammars.compile(params.constraint)
         self._outputs.add(request_id, request.params, prompt_token_ids)
         self._requests[request_id] = request
-        wanted = params.speculation
-        num_predicted = len(wanted.prediction) if wanted.enabled else 0
-        self._records[request_id] = RequestRecord(
-            self._clock(), is_lossless=is_lossless(request.params), num_predicted_tokens=num_predicted
-        )
+        self._records[request_id] = RequestRecord.of(request.params, self._clock())
         self.scheduler.add(request)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> RequestOutput | None:
@@ -113,6 +108,9 @@ class EngineCore:
         if request is None:
             return None
         record = self._records[request_id]
+        if self._drafting is not None and request.status is RequestStatus.RUNNING and not self._in_step:
+            with self._runner.threads:
+                self._drafting.read_up(request, self.scheduler)
         output = RequestOutput(
             request_id,
             text=self._outputs.finish(request_id),
@@ -128,23 +126,23 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         """One forward pass of the target for everything, and what follows from it."""
         with self._runner.threads:
-            self._began = self.timer.enter(StepPart.SCHEDULE)
+            self._prepare()
+            began = self.timer.enter(StepPart.SCHEDULE)
             plan = self.scheduler.schedule()
             self._note_plan(plan)
             rows = self._forward(plan)
             runs = self._sample(plan, rows)
             outputs = [self._commit(item, run) for item, run in zip(plan.scheduled, runs, strict=True)]
-            self._propose()
-            for request in self.scheduler.running:
-                self._publish(request)
-            self.timer.leave()
+            seconds = self.timer.leave() - began
+            forward = self.timer.lap(StepPart.FORWARD) + self.timer.lap(StepPart.SAMPLE)
+            self._taken = forward, max(0.0, seconds - forward)
             self._in_step = ()
             return [output for output in outputs if output is not None]
 
     def abandon_step(self) -> list[str]:
         """After an exception in `step`: ends the requests that took part and names them; others go on."""
         self.timer.leave()
-        failed = [item.request.request_id for item in self._in_step]
+        failed = [request.request_id for request in self._in_step]
         for request_id in failed:
             self.abort(request_id, FinishReason.ERROR)
         self._in_step = ()
@@ -168,12 +166,27 @@ class EngineCore:
         self._recorder = StepRecorder()
         return stats
 
+    def _prepare(self) -> None:
+        """Drafts for the step, once the last one's full blocks may be shared.
+
+        Not at the end of the last one: its tokens go out first, and whoever has come meanwhile is known.
+        """
+        self.timer.enter(StepPart.PROPOSE)
+        running = self._in_step = tuple(self.scheduler.running)
+        if self._drafting is not None:
+            if self._taken is not None:
+                self._drafting.note_step(*self._taken)
+                self._taken = None
+            proposed = self._drafting.propose(self.scheduler)
+            self._recorder.num_outgrown += proposed.num_outgrown
+            self._recorder.plan = proposed.plan
+        for request in running:
+            self._publish(request)
+
     def _note_plan(self, plan: SchedulerOutput) -> None:
-        self._in_step = plan.scheduled
+        self._in_step = tuple(item.request for item in plan.scheduled)
         recorder = self._recorder
-        recorder.num_preemptions += len(plan.preempted)
-        recorder.prefix_cache_queries += plan.prefix_cache_queries
-        recorder.prefix_cache_hits += plan.prefix_cache_hits
+        recorder.planned(len(plan.preempted), plan.prefix_cache_queries, plan.prefix_cache_hits)
         now = self._clock()
         for item in plan.scheduled:
             record = self._records[item.request.request_id]
@@ -265,17 +278,6 @@ class EngineCore:
         if not request.needs_every_row:
             return None
         return (None, *map(self._outputs.logprobs, self._prompt_logprobs.of(request)))
-
-    def _propose(self) -> None:
-        """Drafts for the next step."""
-        seconds = self.timer.enter(StepPart.PROPOSE) - self._began
-        if self._drafting is None:
-            return
-        forward = self.timer.lap(StepPart.FORWARD) + self.timer.lap(StepPart.SAMPLE)
-        self._drafting.note_step(forward, max(0.0, seconds - forward))
-        proposed = self._drafting.propose(self.scheduler)
-        self._recorder.num_outgrown += proposed.num_outgrown
-        self._recorder.plan = proposed.plan
 
     def _publish(self, request: Request) -> None:
         """Lets later requests share what is computed."""

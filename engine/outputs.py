@@ -20,20 +20,20 @@ class FinishReason(StrEnum):
 class StepPart(StrEnum):
     """The parts of a step, in their order: where an engine's time goes.
 
-    Commands: requests that come and go. Schedule: what the step computes. Build: its tensors. Forward: the
-    target's pass. Sample: options, choice, verification. Stop: stop rules and text. Commit: bookkeeping,
-    accepted nodes moved into line. Propose: drafts for the next step, full blocks into the prefix cache.
+    Commands: requests that come and go. Propose: drafts, and the last step's full blocks into the prefix
+    cache. Schedule: what the step computes. Build: its tensors. Forward: the target's pass. Sample: options,
+    choice, verification. Stop: stop rules and text. Commit: bookkeeping, accepted nodes moved into line.
     Output: what requests get, and statistics.
     """
 
     COMMANDS = "commands"
+    PROPOSE = "propose"
     SCHEDULE = "schedule"
     BUILD = "build"
     FORWARD = "forward"
     SAMPLE = "sample"
     STOP = "stop"
     COMMIT = "commit"
-    PROPOSE = "propose"
     OUTPUT = "output"
 
 
@@ -155,7 +155,7 @@ class StepStats:
         num_accepted_tokens: Draft tokens that stood.
         accepted_lengths: Per draft checked, how many of its tokens stood.
         num_outgrown: Requests that stopped speculating because they outgrew the draft's context.
-        plan: What the planner decided for the step to come; None without speculation.
+        plan: What the planner decided for the step; None without speculation.
         part_seconds: Where the time went; parts that took none may be missing.
         ttft_seconds: Arrival to first token, per request that got its first one.
         inter_token_seconds: Per further token: time since the request's last output over its tokens.

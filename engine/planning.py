@@ -9,14 +9,16 @@ class PlanOutcome(StrEnum):
 
     Speculated: drafts are checked that are expected to pay. Probing: only a trial draft is, to see whether
     acceptance has come back. Acceptance: drafts would pay if more of them stood. Load: they would not pay
-    at this load even then. No draft: nobody had anything to propose. Room: answers end, or contexts or the
-    pool of blocks are full. Disabled: the requests asked for none. Reading: prompts are read, nobody decodes.
+    at this load even then. Waiting: a prompt is read in the step, and whoever waits for its first token would
+    wait longer. No draft: nobody had anything to propose. Room: answers end, or contexts or the pool of
+    blocks are full. Disabled: the requests asked for none. Reading: prompts are read, nobody decodes.
     """
 
     SPECULATED = "speculated"
     PROBING = "probing"
     ACCEPTANCE = "acceptance"
     LOAD = "load"
+    WAITING = "waiting"
     NO_DRAFT = "no_draft"
     ROOM = "room"
     DISABLED = "disabled"
@@ -28,10 +30,10 @@ class PlanStats:
     """One step's planning.
 
     Attributes:
-        outcome: What became of speculation in the step to come.
+        outcome: What became of speculation in the step.
         num_granted: Draft nodes granted for it.
         num_probes: Requests that draft for a trial.
-        predicted_seconds: What the cost model said of the step that has just ended; None before it knew.
+        predicted_seconds: What the cost model said of the step before; None before it knew.
         measured_seconds: What that step took, drafting left out.
     """
 

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.acceptance import is_lossless
 from engine.outputs import FinishedRequest, FinishReason, SpeculationStats, StepPart, StepStats
 from engine.planning import PlanStats
+from engine.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)
@@ -33,6 +35,13 @@ class RequestRecord:
     num_committed_tokens: int = 0
     num_predicted_tokens: int = 0
     num_found_tokens: int = 0
+
+    @classmethod
+    def of(cls, params: SamplingParams, arrival: float) -> "RequestRecord":
+        """A new request's."""
+        wanted = params.speculation
+        num_predicted = len(wanted.prediction) if wanted.enabled else 0
+        return cls(arrival, is_lossless=is_lossless(params), num_predicted_tokens=num_predicted)
 
     def stats(self) -> SpeculationStats:
         """The counters, frozen."""
@@ -67,6 +76,12 @@ class StepRecorder:
     _inter_token: list[float] = field(default_factory=list)
     _queue: list[float] = field(default_factory=list)
     _finished: list[FinishedRequest] = field(default_factory=list)
+
+    def planned(self, num_preemptions: int, prefix_cache_queries: int, prefix_cache_hits: int) -> None:
+        """Notes what the scheduler did to begin the step."""
+        self.num_preemptions += num_preemptions
+        self.prefix_cache_queries += prefix_cache_queries
+        self.prefix_cache_hits += prefix_cache_hits
 
     def scheduled(self, record: RequestRecord, now: float) -> None:
         """Notes that a request takes part in the step."""

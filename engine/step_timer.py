@@ -35,9 +35,9 @@ class StepTimer:
         """Seconds of the last time that a part ran to its end."""
         return self._laps.get(part, 0.0)
 
-    def leave(self) -> None:
-        """Ends the part that runs; what follows belongs to none."""
-        self._switch(None)
+    def leave(self) -> float:
+        """Ends the part that runs, what follows belonging to none; says when."""
+        return self._switch(None)
 
     def take(self) -> dict[StepPart, float]:
         """Seconds in each part since the last call; the part that runs goes on."""

@@ -15,7 +15,8 @@ class PlannerMetrics:
         self._steps = family.counters(
             "planner_steps",
             "Steps by what became of speculation: speculated, probing (a trial only), or why nothing was "
-            "drafted: acceptance (too low), load (rows too dear), no_draft, room, disabled, reading.",
+            "drafted: acceptance (too low), load (rows too dear), waiting (for a first token), no_draft, "
+            "room, disabled, reading.",
             "outcome",
             list(PlanOutcome),
         )

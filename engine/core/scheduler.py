@@ -105,6 +105,8 @@ class Scheduler:
         self.kv = kv
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
+        # Who found no room in the pool last time, and will hardly find more in the next step.
+        self._refused: Request | None = None
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._min_awaited_tokens = min_awaited_tokens
@@ -136,9 +138,13 @@ class Scheduler:
         plan = _Plan(self._max_num_batched_tokens, self.num_draft_rows())
         self._go_on(plan)
         # Whoever was just preempted would be admitted again at once, only to be preempted once more.
+        self._refused = None
         while not plan.preempted and plan.budget > 0 and self.waiting:
             request = self.waiting[0]
-            if len(self.running) >= self._max_num_seqs or not self._admit(request, plan.budget):
+            if len(self.running) >= self._max_num_seqs:
+                break
+            if not self._admit(request, plan.budget):
+                self._refused = request
                 break
             if not request.is_held:
                 plan.begin(request, self.kv.num_looked_up(request))
@@ -173,15 +179,16 @@ class Scheduler:
         reading = any(request.num_uncomputed_tokens > 1 for request in self.running)
         return spare // 2 if reading or self.waiting else spare
 
-    def num_prompt_rows(self) -> int:
-        """Prompt tokens that the next step reads if no drafts take their place, as things stand."""
-        reading = (request for request in self.running if not request.is_held)
-        wanted = sum(request.num_uncomputed_tokens - 1 for request in reading)
+    def num_prompt_rows(self) -> tuple[int, int]:
+        """Prompt tokens of the next step: of who runs, and with newcomers', some of which may be cached."""
+        reading = (request.num_uncomputed_tokens - 1 for request in self.running if not request.is_held)
+        certain = wanted = sum(reading)
         for place, request in enumerate(self.waiting):
-            if len(self.running) + place >= self._max_num_seqs:
+            if len(self.running) + place >= self._max_num_seqs or request is self._refused:
                 break
             wanted += request.num_tokens
-        return min(wanted, self._max_num_batched_tokens - len(self.running))
+        most = self._max_num_batched_tokens - len(self.running)
+        return min(certain, most), min(wanted, most)
 
     def finish(self, request: Request) -> None:
         """Takes a request out, wherever it is, and gives its blocks back."""

@@ -10,6 +10,7 @@ higher than without drafts, so is the sum of the speeds.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, islice, pairwise
@@ -50,6 +51,7 @@ class Tariff:
         start: Seconds to draft at all,
         per_pass: and for each level,
         per_row: and for each node.
+        most: Seconds that all of that may add to the step.
     """
 
     requests: int
@@ -58,6 +60,7 @@ class Tariff:
     start: float = 0.0
     per_pass: float = 0.0
     per_row: float = 0.0
+    most: float = math.inf
 
     @property
     def plain_speed(self) -> float:
@@ -68,6 +71,10 @@ class Tariff:
         """A node that stands less likely than that cannot pay, however many come with it."""
         each = map(truediv, islice(self.rise, 1, None), count(1))
         return self.plain_speed * min(each, default=self.seconds)
+
+    def affords_one(self) -> bool:
+        """Whether a draft of a single node may take the time that it takes."""
+        return len(self.rise) > 1 and self.start + self.per_pass + self.per_row + self.rise[1] <= self.most
 
     def cost(self, bid: Bid, node: int) -> float:
         """Seconds to draft one node, the levels left out; nothing for one that is there already."""
@@ -159,7 +166,11 @@ def _scan(nodes: Sequence[_Node], tariff: Tariff, depth: int) -> _Scanned:
     tokens = accumulate([-node[0] for node in chosen], mul, initial=float(tariff.requests))
     drafting = accumulate([node[4] for node in chosen], initial=start)
     seconds = list(map(add, drafting, tariff.rise))
-    speeds = list(map(truediv, tokens, seconds))
-    best = max(speeds)
+    # They never fall from one node to the next.
+    num_allowed = bisect_right(seconds, tariff.seconds + tariff.most)
+    speeds = list(map(truediv, tokens, seconds[:num_allowed]))
+    best = max(speeds, default=0.0)
+    if not speeds:
+        return _Scanned(0.0, 0, tariff.seconds)
     place = speeds.index(best)
     return _Scanned(best, place, seconds[place])

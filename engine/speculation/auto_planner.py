@@ -11,6 +11,7 @@ from engine.speculation.measurements import Measurements
 from engine.speculation.planner import Allotment, Grant, Load, Offer, Wish
 from engine.speculation.probing import PROBE_NODES, ProbeSchedule, interval
 from engine.speculation.prospects import OPTIMISTIC, Prospects
+from engine.speculation.resting import Rests
 
 # Steps over which the cost of catching up with a request's text is spread.
 _AMORTISED = 64.0
@@ -18,8 +19,6 @@ _AMORTISED = 64.0
 _USUAL_CONTEXT = 256
 # Of the tokens behind ones that stand so many stand themselves, where the draft was sure of those.
 _GOES_ON = 0.7
-# Steps for which a method that got nothing is not asked again, unless the load falls.
-_REST = 4
 # Nodes per request among which the cheapest row is sought before anybody has offered any.
 _LOOKED_AHEAD = 8
 
@@ -42,21 +41,6 @@ class _Choice:
         """Per other request with nodes its place, and how many."""
         every = zip(self.places, self.admission.counts, self.offered, strict=True)
         return ((place, count) for place, count, offered in every if count and not offered)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """A method got nothing, and is left alone for a while.
-
-    Attributes:
-        until: The step in which it is asked again,
-        requests: or when there are fewer of them.
-        outcome: Why it got nothing.
-    """
-
-    until: int
-    requests: int
-    outcome: PlanOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,28 +79,32 @@ class AutoPlanner:
         self._probes = [ProbeSchedule() for _ in measurements.methods]
         self._context = _USUAL_CONTEXT
         self._floor = 0.0
-        self._rests: list[_Rest | None] = [None for _ in measurements.methods]
+        self._priced: Tariff | None = None
+        self._rests = Rests(len(measurements.methods))
 
-    def price(self, load: Load) -> RowPrice:
+    def price(self, load: Load) -> RowPrice | None:
         """See Planner."""
-        self._floor = self._prospects.plain(load, _LOOKED_AHEAD * load.decoding.requests).floor()
-        return MeasuredFloor(self._floor)
+        plain = self._prospects.plain(load, _LOOKED_AHEAD * load.decoding.requests)
+        floor = self._floor_of(plain)
+        return MeasuredFloor(floor) if floor < 1.0 and plain.affords_one() else None
 
     def asks(self, method: int, load: Load) -> bool:
         """See Planner. Deciding takes time as well, and what did not pay a step ago hardly does now."""
-        rest = self._rests[method]
-        return rest is None or self._known.step >= rest.until or load.decoding.requests < rest.requests
+        if load.shape.reads_prompts:
+            plain = self._prospects.plain(load, _LOOKED_AHEAD * load.decoding.requests)
+            return self._prospects.tariff(method, plain).affords_one()
+        return self._rests.is_over(method, self._known.step, load.decoding.requests)
 
     def allot(self, load: Load, offers: Sequence[Offer], wishes: Sequence[Sequence[Wish]]) -> Allotment:
         """See Planner."""
         self._context = load.decoding.context // max(load.decoding.requests, 1)
-        if not offers and not any(wishes):
-            # As most steps are where there is a lookup alone.
-            return Allotment((), ((),) * len(wishes), self._outcome_unasked())
+        if not any(wishes):
+            # As in all steps where there is a lookup alone.
+            return self._cut(load, offers, len(wishes))
         most = max(PROBE_NODES, sum(len(offer.probabilities) for offer in offers))
         most += max((sum(wish.num_nodes for wish in own) for own in wishes), default=0)
         plain = self._prospects.plain(load, most)
-        step = _Step(plain, plain.floor(), offers, [self._bid(offer) for offer in offers])
+        step = _Step(plain, self._floor_of(plain), offers, [self._bid(offer) for offer in offers])
         places = [offer.place for offer in offers]
         best = _Choice(admit(step.bids, plain), step.bids, places, [True] * len(offers))
         for method, own in enumerate(wishes):
@@ -131,15 +119,19 @@ class AutoPlanner:
             grants[best.method] = self._lengthened(best, wishes[best.method], plain, load)
         num_granted = sum(kept.values()) + sum(grant.num_nodes for own in grants for grant in own)
         num_probes = 0
-        if load.num_draft_rows >= num_granted + PROBE_NODES * len(wishes):
+        may_probe = not load.shape.reads_prompts
+        if may_probe and load.num_draft_rows >= num_granted + PROBE_NODES * len(wishes):
             served = {place for place, count in (*kept.items(), *best.granted()) if count}
             num_probes = sum(
                 self._add_probe(method, own, grants[method], served, plain)
                 for method, own in enumerate(wishes)
                 if own
             )
-        outcome = self._outcome(num_granted, num_probes, wishes, step)
-        self._note_rests(wishes, grants, load, outcome)
+        outcome = self._outcome(num_granted, num_probes, wishes)
+        if may_probe:
+            self._note_rests(wishes, grants, load, outcome)
+        elif not num_granted:
+            outcome = PlanOutcome.WAITING
         return Allotment(tuple(kept.values()), tuple(map(tuple, grants)), outcome, num_probes)
 
     def follows_prompts(self, method: int) -> bool:
@@ -153,6 +145,21 @@ class AutoPlanner:
     def note_verdict(self, method: int, request_id: str, stood: bool) -> None:
         """See Planner."""
         self._probes[method].note(request_id, stood)
+
+    def _floor_of(self, plain: Tariff) -> float:
+        """Its floor; tariffs hold for some steps."""
+        if plain is not self._priced:
+            self._priced, self._floor = plain, plain.floor()
+        return self._floor
+
+    def _cut(self, load: Load, offers: Sequence[Offer], num_methods: int) -> Allotment:
+        """What is kept of the offers, where nobody is asked for more."""
+        counts: tuple[int, ...] = ()
+        if offers:
+            plain = self._prospects.plain(load, sum(len(offer.probabilities) for offer in offers))
+            counts = admit([self._bid(offer) for offer in offers], plain).counts
+        outcome = PlanOutcome.SPECULATED if any(counts) else self._outcome_unasked(load, offers)
+        return Allotment(counts, ((),) * num_methods, outcome)
 
     def _bid(self, offer: Offer) -> Bid:
         values = self._known.methods[offer.method].calibration.corrected(offer.probabilities)
@@ -191,7 +198,7 @@ class AutoPlanner:
         assert best.method is not None, "somebody drafts"
         grants = [Grant(place, count, best.admission.depth) for place, count in best.granted()]
         rooms = {wish.place: min(wish.num_nodes, wish.max_depth) for wish in wishes if wish.ends_early}
-        if not rooms or not grants:
+        if not rooms or not grants or load.shape.reads_prompts:
             return grants
         tariff = self._prospects.tariff(best.method, plain)
         num_nodes = sum(best.admission.counts)
@@ -259,25 +266,24 @@ class AutoPlanner:
     ) -> None:
         """Has methods that were asked and got nothing rest for a while."""
         for method, (own, granted) in enumerate(zip(wishes, grants, strict=True)):
-            if own:
-                rest = _Rest(self._known.step + _REST, load.decoding.requests, outcome)
-                self._rests[method] = None if granted else rest
+            if granted:
+                self._rests.end(method)
+            elif own:
+                self._rests.begin(method, self._known.step, load.decoding.requests, outcome)
 
-    def _outcome_unasked(self) -> PlanOutcome:
-        """Why there are no drafts, where nobody has any and nobody was asked."""
-        resting = next((rest for rest in self._rests if rest is not None), None)
+    def _outcome_unasked(self, load: Load, offers: Sequence[Offer]) -> PlanOutcome:
+        """Why there are no drafts, where no offer pays and nobody else was asked."""
+        if load.shape.reads_prompts:
+            return PlanOutcome.WAITING
         if self._floor > OPTIMISTIC[-1]:
             return PlanOutcome.LOAD
-        return PlanOutcome.NO_DRAFT if resting is None else resting.outcome
+        return self._rests.outcome or (PlanOutcome.ACCEPTANCE if offers else PlanOutcome.NO_DRAFT)
 
-    def _outcome(
-        self, num_granted: int, num_probes: int, wishes: Sequence[Sequence[Wish]], step: _Step
-    ) -> PlanOutcome:
+    def _outcome(self, num_granted: int, num_probes: int, wishes: Sequence[Sequence[Wish]]) -> PlanOutcome:
         if num_granted:
             return PlanOutcome.SPECULATED
         if num_probes:
             return PlanOutcome.PROBING
         asked = [method for method, own in enumerate(wishes) if own]
-        if any(self._prospects.hopeful[method] for method in asked):
-            return PlanOutcome.ACCEPTANCE
-        return PlanOutcome.LOAD if asked or step.floor > OPTIMISTIC[-1] else PlanOutcome.ACCEPTANCE
+        is_hopeful = any(self._prospects.hopeful[method] for method in asked)
+        return PlanOutcome.ACCEPTANCE if is_hopeful else PlanOutcome.LOAD

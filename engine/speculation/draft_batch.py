@@ -26,19 +26,31 @@ class DraftBatch:
 
 def batch_of(scheduler: Scheduler) -> DraftBatch:
     """The coming step, as the scheduler would fill it without drafts."""
-    decoding = [request for request in scheduler.running if request.num_uncomputed_tokens == 1]
-    context = sum(request.num_tokens for request in decoding)
-    shape = StepShape(len(decoding), len(decoding), context, context)
-    whole = shape
-    num_prompt_rows = scheduler.num_prompt_rows()
-    if num_prompt_rows:
-        rows = len(decoding) + num_prompt_rows
-        whole = StepShape(rows, len(decoding), context, context, reads_prompts=True)
-    computing = [request for request in scheduler.running if not request.is_held]
+    requests: list[Request] = []
+    decoding: list[Request] = []
+    num_running = num_decoding = context = 0
+    for request in scheduler.running:
+        if request.is_held:
+            continue
+        num_running += 1
+        speculates = request.params.speculation.enabled
+        if speculates:
+            requests.append(request)
+        num_tokens = len(request.token_ids)
+        if num_tokens - request.num_computed_tokens == 1:
+            num_decoding += 1
+            context += num_tokens
+            if speculates:
+                decoding.append(request)
+    whole = shape = StepShape(num_decoding, num_decoding, context, context)
+    num_read = 0
+    if scheduler.waiting or num_decoding < num_running:
+        num_read, num_prompt_rows = scheduler.num_prompt_rows()
+        if num_prompt_rows:
+            rows = num_decoding + num_prompt_rows
+            whole = StepShape(rows, num_decoding, context, context, reads_prompts=True)
     return DraftBatch(
-        [request for request in computing if request.params.speculation.enabled],
-        [request for request in decoding if request.params.speculation.enabled],
-        Load(shape, whole, scheduler.num_draft_rows(), len(computing)),
+        requests, decoding, Load(shape, whole, scheduler.num_draft_rows(), num_running, num_read)
     )
 
 

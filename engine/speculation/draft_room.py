@@ -27,6 +27,11 @@ class DraftRoom:
         self._draft_max_model_len = draft_max_model_len
         self._branches = branches
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a request can become too long for the speculator."""
+        return self._draft_max_model_len is not None
+
     def has_outgrown(self, request: Request) -> bool:
         """Whether the request is too long for the speculator for good."""
         limit = self._draft_max_model_len

@@ -121,35 +121,46 @@ class Drafter:
 
     def call(self, requests: Sequence[DraftRequest], clock: Callable[[], float]) -> Called:
         """Lets the speculator propose; one that raises costs its drafts of this step and nothing else."""
-        before = [self.speculator.num_computed_tokens(request.request_id) for request in requests]
+        before = self._num_computed(requests)
         began = clock()
         try:
             trees = self.speculator.propose(ProposalContext(tuple(requests)))
-            self._check(requests, trees)
+            num_levels = self._check(requests, trees)
         except Exception:
             logger.exception("drafting with %s failed; this step goes on without its drafts", self.method)
             return Called([EMPTY_TREE] * len(requests))
         seconds = clock() - began
         num_caught_up = sum(
-            max(0, self.speculator.num_computed_tokens(request.request_id) - known)
-            for request, known in zip(requests, before, strict=True)
+            max(0, computed - known)
+            for computed, known in zip(self._num_computed(requests), before, strict=True)
         )
-        num_levels = max((max(tree.depths()) for tree in trees), default=0)
         trees = [_legal(request, tree) for request, tree in zip(requests, trees, strict=True)]
         return Called(trees, num_levels, num_caught_up + sum(map(len, trees)), seconds)
 
-    def _check(self, requests: Sequence[DraftRequest], trees: Sequence[TokenTree]) -> None:
-        """Raises ValueError where a speculator breaks its contract."""
+    def _num_computed(self, requests: Sequence[DraftRequest]) -> list[int]:
+        """Tokens of each request in the speculator's cache."""
+        if not self.needs.has_cache:
+            return []
+        return [self.speculator.num_computed_tokens(request.request_id) for request in requests]
+
+    def _check(self, requests: Sequence[DraftRequest], trees: Sequence[TokenTree]) -> int:
+        """The levels of the deepest tree; raises ValueError where a speculator breaks its contract."""
+        num_levels = 0
         for request, tree in zip(requests, trees, strict=True):
+            if not len(tree):
+                continue
             if len(tree) > request.budget:
                 raise ValueError(f"{len(tree)} draft nodes proposed, but the budget was {request.budget}")
-            if max(tree.depths()) > request.max_depth:
-                raise ValueError(f"a draft of {max(tree.depths())} levels has room for {request.max_depth}")
+            depth = max(tree.depths())
+            num_levels = max(num_levels, depth)
+            if depth > request.max_depth:
+                raise ValueError(f"a draft of {depth} levels has room for {request.max_depth}")
             if self.needs.estimates and (tree.proposal.is_drawn or len(tree.probabilities) != len(tree)):
                 raise ValueError("a tree that may be cut by its estimates has one per node, and is not drawn")
-            for token in tree.tokens:
+            for token in (min(tree.tokens), max(tree.tokens)):
                 if not 0 <= token < self.vocab_size:
                     raise ValueError(f"draft token {token} is outside 0 to {self.vocab_size - 1}")
+        return num_levels
 
 
 def _legal(request: DraftRequest, tree: TokenTree) -> TokenTree:

@@ -95,12 +95,15 @@ ALONE = EqualShares(1)
 class MeasuredFloor:
     """The price as the planner measured it. Who pays it may still be cut when the whole batch is known.
 
+    As in EqualShares the other requests of the step are taken to be like this one: a row is a smaller part of
+    a step that others' drafts have made longer.
+
     Attributes:
-        least: The chance that a node must have to be worth the cheapest row.
+        least: The chance that a first node must have to be worth the cheapest row.
     """
 
     least: float
 
     def pays(self, probability: float, expected_tokens: float, num_nodes: int) -> bool:
         """See RowPrice."""
-        return probability > self.least
+        return probability * (1.0 + self.least * num_nodes) > self.least * expected_tokens

@@ -57,9 +57,7 @@ class Measurements:
             What the cost model would have said of it; None before it knew anything.
         """
         self.step += 1
-        predicted = self.cost.step(shape) if self.cost.is_measured else None
-        self.cost.observe(shape, forward_seconds, host_seconds)
-        return predicted
+        return self.cost.observe(shape, forward_seconds, host_seconds)
 
     def note_draft(self, method: int, num_levels: int, num_rows: int, seconds: float) -> None:
         """Enters what a call of a speculator took.

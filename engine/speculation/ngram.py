@@ -7,7 +7,7 @@ from itertools import count
 
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
 from engine.speculation.continuation import Room
-from engine.speculation.evidence import Rate, level_of, new_rates
+from engine.speculation.evidence import Rate, RowPrice, level_of, new_rates
 from engine.speculation.text_index import Occurrence, TextIndex, token_behind
 from engine.token_tree import EMPTY_TREE, TokenTree
 
@@ -139,10 +139,11 @@ class _Reader:
             self._index.extend((token,))
             if place is not None and came_true:
                 # No other match can have become longer than these, or later at the same length.
-                right = [rival for rival in self._places[1:] if self._predict(rival, ()) == token]
+                originals = self._originals(token)
+                right = [rival for rival in self._places[1:] if rival.tokens[rival.end] in originals]
                 self._places = [
-                    Occurrence(each.tokens, each.end + 1, min(each.length + 1, MAX_MATCH))
-                    for each in (place, *right)
+                    Occurrence(text, end + 1, min(length + 1, MAX_MATCH))
+                    for text, end, length in (place, *right)
                 ]
                 self._is_resumed = False
             else:
@@ -155,7 +156,7 @@ class _Reader:
         chances: list[float] = []
         number = count()
         waiting: list[tuple[float, int, _Branch]] = []
-        for branch in self._branches():
+        for branch in self._branches(room.price):
             heappush(waiting, (-branch.chance, next(number), branch))
         expected = 1.0
         while waiting and len(tokens) < room.budget:
@@ -172,32 +173,40 @@ class _Reader:
                 branch.tokens.append(self._predict(branch.place, branch.tokens))
                 branch.parent = len(tokens)
                 heappush(waiting, (-branch.chance, next(number), branch))
+        if not tokens:
+            return EMPTY_TREE
         return TokenTree(tuple(tokens), tuple(parents), probabilities=tuple(chances))
 
-    def _branches(self) -> Iterator[_Branch]:
-        """What may come next, each of the matches having its say where those before it are wrong."""
+    def _branches(self, price: RowPrice) -> Iterator[_Branch]:
+        """What may come next, each of the matches having its say where those before it are wrong.
+
+        What would not pay as the only node does not pay beside others; rivals promise less and less.
+        """
         left, seen = 1.0, set[int]()
         for place in self._places:
-            token = self._predict(place, ())
+            token = self._next(place)
             if token not in seen:
                 chance = left * (self._rival_rate if seen else self._rate(place, 0)).value
+                if price.pays(chance, 1.0, 0):
+                    yield _Branch(place, [token], 0, chance)
+                elif seen:
+                    break
                 seen.add(token)
                 left -= chance
-                yield _Branch(place, [token], 0, chance)
 
     def _judge(self, place: Occurrence, token: int) -> bool:
         """Whether the token is what `place` predicted; either is remembered."""
-        came_true = self._predict(place, ()) == token
+        predicted = self._next(place)
+        came_true = predicted == token
         self._rate(place, 0).note(came_true)
         if came_true and self._is_resumed and self._unproven is not None:
             self._replacements.update([self._unproven])
         if not came_true:
-            predicted = self._predict(place, ())
-            others = (other for rival in self._places if (other := self._predict(rival, ())) != predicted)
+            others = (other for rival in self._places if (other := self._next(rival)) != predicted)
             rival = next(others, None)
             if rival is not None:
                 self._rival_rate.note(rival == token)
-        if token_behind(place, ()) == token:
+        if self._replacements and token_behind(place, ()) == token:
             self._replacements.pop(token, None)
         return came_true
 
@@ -215,6 +224,18 @@ class _Reader:
 
     def _find(self) -> list[Occurrence]:
         return self._index.find(self._index.tail(MAX_MATCH), MAX_PLACES)
+
+    def _next(self, place: Occurrence) -> int:
+        """What a place predicts behind the end of the text; there is a token behind each."""
+        token = place.tokens[place.end]
+        return self._replacements.get(token, token) if self._replacements else token
+
+    def _originals(self, token: int) -> set[int]:
+        """What has to stand behind a place for it to predict this token."""
+        found = {old for old, new in self._replacements.items() if new == token}
+        if token not in self._replacements:
+            found.add(token)
+        return found
 
     def _predict(self, place: Occurrence, path: Sequence[int]) -> int:
         token = token_behind(place, path)

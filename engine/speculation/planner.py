@@ -22,12 +22,15 @@ class Load:
         shape: All of it, the prompts that are read beside them included.
         num_draft_rows: Draft nodes that the step has room for.
         num_running: All requests that run.
+        num_read: Prompt tokens that are read for certain; of what has yet to be admitted a part may be in
+            the prefix cache.
     """
 
     decoding: StepShape
     shape: StepShape
     num_draft_rows: int
     num_running: int
+    num_read: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,8 @@ class Planner(Protocol):
     def name(self) -> str:
         """As in the settings."""
 
-    def price(self, load: Load) -> RowPrice:
-        """What a row costs, for methods that estimate their own nodes."""
+    def price(self, load: Load) -> RowPrice | None:
+        """What a row costs, for methods that estimate their own nodes; None where they need not be asked."""
 
     def asks(self, method: int, load: Load) -> bool:
         """Whether a method that does not estimate is to say in this step who could draft with it."""
@@ -135,7 +138,7 @@ class FixedPlanner:
 
     name = "fixed"
 
-    def price(self, load: Load) -> RowPrice:
+    def price(self, load: Load) -> RowPrice | None:
         """See Planner."""
         return EqualShares(load.num_running)
 

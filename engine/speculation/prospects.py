@@ -1,5 +1,6 @@
 """Prospects: what a step costs with drafts in it, and whether any could pay at all."""
 
+import math
 from dataclasses import replace
 from itertools import accumulate
 
@@ -14,9 +15,12 @@ _CAUTION = 1.05
 # Nodes of all requests that are weighed against each other in a step.
 _MOST_NODES = 256
 # Steps of the same size for which costs hold before they are looked up again.
-_HOLD = 4
+_HOLD = 8
 # If not even such drafts paid, of one request or of all, more acceptance would not help.
 OPTIMISTIC = tuple(0.97**depth for depth in range(1, 9))
+# By so much of its time drafts may lengthen a step that reads prompts: whoever waits for a first token has
+# nothing of others' drafts.
+_PATIENCE = 0.02
 # Steps from one time to the next that this is asked.
 _HOPE_STEPS = 8
 # What drafts have to promise over plain steps for a text to be followed: a little more than nothing.
@@ -41,21 +45,30 @@ class Prospects:
         self._known = measurements
         self.hopeful = [True for _ in measurements.methods]
         self._asked_at = [-_HOPE_STEPS for _ in measurements.methods]
-        self._size = (0, 0, 0, False)
+        self._size = (0, 0, 0, 0)
         self._holds_until = 0
         self._plain = Tariff(1, 1.0, ())
 
     def plain(self, load: Load, most: int) -> Tariff:
         """What the step costs, and up to so many nodes in it; without the costs of drafting."""
         most = min(load.num_draft_rows, most, _MOST_NODES)
-        size = (load.decoding.requests, load.shape.rows, load.num_draft_rows, load.shape.reads_prompts)
+        size = (load.decoding.requests, load.shape.rows, load.num_draft_rows, load.num_read)
         if size != self._size or self._known.step >= self._holds_until or len(self._plain.rise) <= most:
             cost = self._known.cost
             rise = [_CAUTION * seconds for seconds in cost.rise(load.shape, most)]
             # Prompts that are read in the same step have a worth of their own: their time is not the drafts'.
-            self._plain = Tariff(load.decoding.requests, cost.step(load.decoding), rise)
+            self._plain = Tariff(
+                load.decoding.requests, cost.step(load.decoding), rise, most=self._patience(load)
+            )
             self._size, self._holds_until = size, self._known.step + _HOLD
         return self._plain
+
+    def _patience(self, load: Load) -> float:
+        """Seconds that drafts may add to the step."""
+        if not load.shape.reads_prompts:
+            return math.inf
+        least = replace(load.decoding, rows=load.decoding.rows + load.num_read)
+        return _PATIENCE * self._known.cost.step(least)
 
     def tariff(self, method: int, plain: Tariff) -> Tariff:
         """The same with the costs of a method that drafts."""

@@ -4,13 +4,14 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from statistics import median
 
 from engine.speculation.linear_fit import LinearFit
 from engine.speculation.row_curve import RowCurve
 
 # Steps whose median says how fast the machine is at the moment.
 _RECENT = 9
+# Steps whose host work is entered one by one, and then of so many one: they are much alike.
+_FIRST, _EVERY = 64, 4
 # One step's deviation that a row count's own entry may be moved by.
 _LEAST, _MOST = 0.67, 1.5
 # Behind so many rows a pass with prompts in it is like one without.
@@ -46,8 +47,11 @@ class CostModel:
         self._curve = RowCurve()
         self._per_context = 0.0
         self._per_row_context = 0.0
-        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
+        # Of recent steps what they took over what the curve says, and their rows.
+        self._ratios: deque[float] = deque(maxlen=_RECENT)
+        self._rows: deque[int] = deque(maxlen=_RECENT)
         self._speed = 1.0
+        self._num_steps = 0
         self._host = LinearFit((0.02, 0.005), (1.0, 4.0))
         self._host_costs = (0.0, 0.0)
         self.is_measured = False
@@ -62,7 +66,8 @@ class CostModel:
         """
         self._curve.set(by_rows)
         self._per_context, self._per_row_context = per_context, per_row_context
-        self._recent.extend([(1.0, 0)] * 3)
+        self._ratios.extend([1.0] * 3)
+        self._rows.extend([0] * 3)
         self._speed = 1.0
         self._host_costs = (0.0, 0.0)
         self.is_measured = True
@@ -90,22 +95,36 @@ class CostModel:
             return [speed * (value - first) for value in values]
         return [speed * (value - first + number * per_row) for number, value in enumerate(values)]
 
-    def observe(self, shape: StepShape, forward_seconds: float, host_seconds: float) -> None:
-        """Enters a step that was made."""
+    def observe(self, shape: StepShape, forward_seconds: float, host_seconds: float) -> float | None:
+        """Enters a step that was made.
+
+        Returns:
+            What would have been said of it; None before anything was known.
+        """
         expected = self._at_rest(shape)
+        per_step, per_request = self._host_costs
+        said = self._speed * expected + per_step + per_request * shape.requests if self.is_measured else None
         if not shape.reads_prompts:
-            self._recent.append((forward_seconds / expected, shape.rows))
-            self._speed = median(ratio for ratio, _ in self._recent)
+            self._ratios.append(forward_seconds / expected)
+            self._rows.append(shape.rows)
+            ordered = sorted(self._ratios)
+            middle = len(ordered) // 2
+            self._speed = (ordered[middle] + ordered[~middle]) / 2
             self.is_measured = True
-            self._host.observe((1.0, float(shape.requests)), host_seconds, self.unit)
-            per_step, per_request = self._host.solve(self.unit)
-            self._host_costs = (per_step, per_request)
+            self._observe_host(shape, host_seconds)
         # Of a size that most recent steps had, nobody can say whether it or the machine has become slower.
-        num_same = sum(rows == shape.rows for _, rows in self._recent)
-        is_usual = len(self._recent) < _RECENT or 2 * num_same > _RECENT
+        is_usual = len(self._rows) < _RECENT or 2 * self._rows.count(shape.rows) > _RECENT
         if not is_usual and (not shape.reads_prompts or shape.rows > _MANY_ROWS):
             ratio = forward_seconds / (self._speed * expected)
             self._curve.observe(shape.rows, min(max(ratio, _LEAST), _MOST))
+        return said
+
+    def _observe_host(self, shape: StepShape, seconds: float) -> None:
+        self._num_steps += 1
+        if self._num_steps <= _FIRST or self._num_steps % _EVERY == 0:
+            self._host.observe((1.0, float(shape.requests)), seconds, self.unit)
+            per_step, per_request = self._host.solve(self.unit)
+            self._host_costs = (per_step, per_request)
 
     @property
     def speed(self) -> float:

@@ -7,6 +7,9 @@ import torch
 from engine.core.scheduler import ScheduledRequest
 from engine.speculation.base import FeatureRows
 
+_COPIED_WHOLE = 64
+"""A step of no more rows is copied at once instead of part by part."""
+
 
 class StepFeatures:
     """The hidden states of a step's tokens, and of earlier steps' that nobody has taken yet.
@@ -27,6 +30,8 @@ class StepFeatures:
         self._rows: torch.Tensor | None = None
         self._begins: dict[str, int] = {}
         self._standing: dict[str, list[FeatureRows]] = {}
+        self._num_waiting: dict[str, int] = {}
+        self._is_shared = False
 
     def begin(self, scheduled: Sequence[ScheduledRequest], rows: torch.Tensor) -> None:
         """Takes a step's rows.
@@ -35,9 +40,12 @@ class StepFeatures:
             scheduled: The parts of the step.
             rows: [T, width]; per part its committed tokens' rows, then its nodes'.
         """
-        self._rows = rows
+        # The step's rows are overwritten by the next one's.
+        self._is_shared = self.keeps and len(rows) <= _COPIED_WHOLE
+        self._rows = rows.clone() if self._is_shared else rows
         if not self.keeps:
             self._standing.clear()
+            self._num_waiting.clear()
         self._begins.clear()
         place = 0
         for item in scheduled:
@@ -60,16 +68,19 @@ class StepFeatures:
         else:
             places = [*range(begin, end), *(end - 1 + node for node in accepted)]
             rows = self._rows[torch.tensor(places, dtype=torch.int64, device=self._rows.device)]
-        # The step's rows are overwritten by the next one's.
-        piece = FeatureRows(request.num_computed_tokens, rows.clone() if self.keeps else rows)
-        self._standing.setdefault(request.request_id, []).append(piece)
+        if self.keeps and not self._is_shared:
+            rows = rows.clone()
+        name = request.request_id
+        self._standing.setdefault(name, []).append(FeatureRows(request.num_computed_tokens, rows))
+        self._num_waiting[name] = self._num_waiting.get(name, 0) + item.num_tokens + len(accepted)
 
     def num_waiting(self, request_id: str) -> int:
         """Positions of a request that nobody has taken yet."""
-        return sum(piece.end - piece.start for piece in self._standing.get(request_id, ()))
+        return self._num_waiting.get(request_id, 0)
 
     def take(self, request_id: str) -> FeatureRows | None:
         """The rows of a request that nobody has taken yet, handed out once; None if there are none."""
+        self._num_waiting.pop(request_id, None)
         pieces = self._standing.pop(request_id, ())
         if len(pieces) < 2:
             return next(iter(pieces), None)
@@ -78,3 +89,4 @@ class StepFeatures:
     def drop(self, request_id: str) -> None:
         """Forgets a request."""
         self._standing.pop(request_id, None)
+        self._num_waiting.pop(request_id, None)

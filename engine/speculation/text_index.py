@@ -48,8 +48,9 @@ class TextIndex:
         self._sizes = tuple(sorted(set(sizes), reverse=True))
         self._tokens = array("i")
         # By size: the absolute end of each n-gram's latest occurrence, and of the one before each place.
-        self._latest: tuple[dict[int, int], ...] = tuple({} for _ in self._sizes)
-        self._earlier = tuple(array("q") for _ in self._sizes)
+        self._tables: tuple[tuple[dict[int, int], array[int], int], ...] = tuple(
+            ({}, array("q"), size) for size in self._sizes
+        )
         # Absolute positions count from the first token ever entered; this many are gone.
         self._num_dropped = 0
 
@@ -65,11 +66,13 @@ class TextIndex:
         """
         held, begin = self._tokens, len(self._tokens)
         held.extend(tokens)
-        for latest, earlier, size in zip(self._latest, self._earlier, self._sizes, strict=True):
-            for end in range(begin, len(held)):
+        longest = self._sizes[0]
+        for end in range(begin, len(held)):
+            grams = tuple(held[max(end - longest, 0) : end])
+            for latest, earlier, size in self._tables:
                 before = -1
-                if end >= size and BORDER not in (gram := held[end - size : end]):
-                    key = hash(tuple(gram))
+                if end >= size and BORDER not in (gram := grams[-size:]):
+                    key = hash(gram)
                     before = latest.get(key, -1)
                     latest[key] = self._num_dropped + end
                 earlier.append(before)
@@ -81,7 +84,7 @@ class TextIndex:
     def drop(self, count: int) -> None:
         """Forgets the first `count` tokens; whole texts, their borders included."""
         held = self._tokens
-        for latest, earlier, size in zip(self._latest, self._earlier, self._sizes, strict=True):
+        for latest, earlier, size in self._tables:
             for end in range(size, count):
                 key = hash(tuple(held[end - size : end]))
                 if latest.get(key) == self._num_dropped + end:
@@ -102,7 +105,7 @@ class TextIndex:
             limit: Places looked at, at most: the latest ones with the longest n-gram, then with shorter ones.
         """
         found: dict[int, int] = {}
-        for latest, earlier, size in zip(self._latest, self._earlier, self._sizes, strict=True):
+        for latest, earlier, size in self._tables:
             if size > len(tail):
                 continue
             place = latest.get(hash(tuple(tail[-size:])), -1)

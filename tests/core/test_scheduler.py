@@ -539,3 +539,31 @@ def test_lower_priorities_leave_the_queue_first_and_equal_ones_in_their_order() 
     assert ids(scheduler.running) == ["runs"], "what runs is not interrupted"
     scheduler.finish(runs)
     assert sizes(step(scheduler)) == [("c", 4, 0)]
+
+
+def test_prompt_rows_of_who_runs_are_certain_and_those_of_newcomers_are_not() -> None:
+    """Of a newcomer's prompt the prefix cache may have a part."""
+    scheduler = make_scheduler(max_num_batched_tokens=16)
+    add(scheduler, "a", 40, 0)
+    assert scheduler.num_prompt_rows() == (0, 16)
+    step(scheduler)
+    assert scheduler.num_prompt_rows() == (15, 15)
+    step(scheduler)
+    step(scheduler)
+    assert scheduler.num_prompt_rows() == (0, 0)
+    add(scheduler, "b", 5, 100)
+    assert scheduler.num_prompt_rows() == (0, 5)
+
+
+def test_who_was_refused_for_want_of_blocks_is_not_expected_to_be_read_next() -> None:
+    """Or a full pool would look like prompts that are read in every step."""
+    scheduler = make_scheduler(num_blocks=6)
+    add(scheduler, "a", 16, 0)
+    add(scheduler, "b", 16, 100)
+    assert scheduler.num_prompt_rows()[1] > 0
+    step(scheduler)
+    assert [request.request_id for request in scheduler.waiting] == ["b"]
+    assert scheduler.num_prompt_rows() == (0, 0)
+    scheduler.finish(scheduler.running[0])
+    step(scheduler)
+    assert not scheduler.waiting

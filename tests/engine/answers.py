@@ -100,7 +100,7 @@ def assert_clean(llm: LLM) -> None:
     assert not core._outputs._answers
     assert not core._prompt_logprobs._collected
     if core._drafting is not None:
-        assert not core._drafting._outgrown
+        assert not core._drafting._outgrown._known
         assert not core._drafting._methods
         for drafter in core._drafting._drafters:
             for books in ("known", "_progress", "_proposed", "_readers"):

@@ -43,7 +43,7 @@ def test_outgrown_requests_decode_plainly(
     def note(stats: StepStats) -> None:
         outgrown.append(stats.num_outgrown)
 
-    with caplog.at_level(logging.INFO, logger="engine.drafting"):
+    with caplog.at_level(logging.INFO, logger="engine.speculation.outgrown"):
         asked = {f"{length}": (prompt_of(length), wishes) for length in LENGTHS}
         answers = run(build(k, budget=100), asked, note)
     plain = replace(wishes, speculation=SpeculationParams())

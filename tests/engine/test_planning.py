@@ -200,14 +200,19 @@ def clocked(llm: LLM, seconds_per_row: float) -> LLM:
     core.timer = StepTimer(clock)
     assert core._drafting is not None
     core._drafting._clock = clock
-    forward = core._runner.forward
-
-    def timed(batch):  # type: ignore[no-untyped-def]
-        now[0] += 0.01 + seconds_per_row * len(batch.input_ids)
-        return forward(batch)
-
-    core._runner.forward = timed  # type: ignore[method-assign]
+    for name in ("forward", "forward_tapped"):
+        setattr(core._runner, name, timed(getattr(core._runner, name), now, seconds_per_row))
     return llm
+
+
+def timed(forward: Callable[..., Any], now: list[float], seconds_per_row: float) -> Callable[..., Any]:
+    """A pass that takes its time on a clock of ours."""
+
+    def run_it(batch: Any, *more: Any) -> Any:
+        now[0] += 0.01 + seconds_per_row * len(batch.input_ids)
+        return forward(batch, *more)
+
+    return run_it
 
 
 @pytest.mark.parametrize(("seconds_per_row", "noise", "drafts"), [(0.00001, 0.02, True), (0.05, 0.1, False)])

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -73,3 +74,16 @@ def test_whoever_costs_more_to_begin_with_needs_more_to_gain() -> None:
     cheap, dear = Bid((0.5, 0.4), (1, 2)), Bid((0.5, 0.4), (1, 2), entry_seconds=2.0)
     assert admit([cheap, dear], tariff).counts[0] == 2
     assert admit([dear], tariff).counts == (0,)
+
+
+def test_no_draft_takes_longer_than_it_may() -> None:
+    """What is granted within the bound is the best of what is within it."""
+    bid = Bid((0.9, 0.85, 0.8, 0.7), (1, 2, 3, 4))
+    tariff = Tariff(1, 1.0, [0.0, 0.1, 0.2, 0.3, 0.4], 0.02, 0.05, 0.01)
+    assert admit([bid], tariff).counts == (4,)
+    for most, count in ((0.0, 0), (0.17, 0), (0.19, 1), (0.35, 2), (0.6, 3), (0.67, 4)):
+        bounded = replace(tariff, most=most)
+        found = admit([bid], bounded)
+        assert found.counts == (count,), most
+        assert bounded.affords_one() is (count > 0)
+        assert found.speed == pytest.approx(speed_of([bid], tariff, found.counts))

@@ -82,11 +82,11 @@ def test_trials_cost_a_bounded_share_of_the_time() -> None:
 CONTEXT = 100
 
 
-def load(num_requests: int, *, num_draft_rows: int = 480, num_prompt_rows: int = 0) -> Load:
+def load(num_requests: int, *, num_draft_rows: int = 480, newcomers: int = 0, num_read: int = 0) -> Load:
     decoding = StepShape(num_requests, num_requests, CONTEXT, CONTEXT)
-    return Load(
-        decoding, replace(decoding, rows=num_requests + num_prompt_rows), num_draft_rows, num_requests
-    )
+    num_prompt_rows = newcomers + num_read
+    shape = replace(decoding, rows=num_requests + num_prompt_rows, reads_prompts=num_prompt_rows > 0)
+    return Load(decoding, shape, num_draft_rows, num_requests, num_read)
 
 
 def known(*methods: MethodMeasurements, curve: object = cpu) -> Measurements:
@@ -230,12 +230,36 @@ def test_the_price_of_a_row_rises_with_the_load() -> None:
     assert floors[-1] > 0.8
 
 
-def test_prompts_beside_make_rows_dear() -> None:
-    """The time to read them is not the drafts' to win back, though a long step makes each node look cheap."""
-    planner = AutoPlanner(known(taught("a", 0.8, 0.0, 0.0), curve=gpu))
-    alone = num_nodes(planner.allot(load(1), [], [wishes(1, 16)]), 0)
-    beside = num_nodes(planner.allot(load(1, num_prompt_rows=100), [], [wishes(1, 16)]), 0)
-    assert alone > beside > 0, (alone, beside)
+def test_who_waits_for_a_first_token_does_not_wait_for_drafts() -> None:
+    """Neither for a method's passes nor for rows, and nobody is asked in vain."""
+    measurements = known(MethodMeasurements("ngram", estimates=True), taught("a", 0.95, 0.001))
+    planner = AutoPlanner(measurements)
+    offer = Offer(0, 0, (0.99, 0.98))
+    assert planner.allot(load(1), [offer], [[], []]).kept == (2,)
+    beside = load(1, newcomers=40)
+    assert planner.price(beside) is None
+    assert not planner.asks(1, beside)
+    assert planner.allot(beside, [offer], [[], []]).kept == (0,)
+    assert planner.allot(beside, [], [[], []]).outcome is PlanOutcome.WAITING
+    asked = planner.allot(beside, [], [[], wishes(1)])
+    assert (asked.grants[1], asked.num_probes, asked.outcome) == ((), 0, PlanOutcome.WAITING)
+    # What was refused for others' sake is asked again at once.
+    assert planner.price(load(1)) is not None
+    assert planner.asks(1, load(1))
+
+
+def test_a_long_chunk_of_a_prompt_may_be_lengthened_by_a_few_hundredths() -> None:
+    """It takes long by itself, and those that decode beside it have a step of theirs as long."""
+    measurements = known(MethodMeasurements("ngram", estimates=True))
+    planner = AutoPlanner(measurements)
+    offers = [Offer(place, 0, tuple(0.99**depth for depth in range(1, 13))) for place in range(4)]
+    chunk = load(4, num_read=1000)
+    assert planner.price(chunk) is not None
+    count = sum(planner.allot(chunk, offers, [[]]).kept)
+    assert 4 <= count < 48
+    cost = measurements.cost
+    allowed = 0.02 * cost.step(replace(chunk.shape, rows=1004))
+    assert 0.5 * allowed < cost.rise(chunk.shape, 48)[count] * 1.05 <= allowed
 
 
 def test_catching_up_counts() -> None:

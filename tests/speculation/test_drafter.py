@@ -19,7 +19,7 @@ class Saying:
     def __init__(self, tree: TokenTree, *, estimates: bool = False) -> None:
         self._tree = tree
         self._num_calls = 0
-        self.requirements = Requirements(estimates=estimates)
+        self.requirements = Requirements(has_cache=not estimates, estimates=estimates)
 
     def propose(self, context: ProposalContext) -> list[TokenTree]:
         self._num_calls += 1

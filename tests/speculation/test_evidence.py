@@ -50,6 +50,13 @@ def test_a_full_batch_drafts_only_what_is_nearly_sure() -> None:
     assert EqualShares(32).pays(0.9, 1.0, 0)
 
 
-def test_a_measured_price_is_the_same_for_every_node() -> None:
-    assert MeasuredFloor(0.3).pays(0.31, 5.0, 9)
-    assert not MeasuredFloor(0.3).pays(0.3, 1.0, 0)
+def test_a_measured_price_is_what_the_next_node_adds_to_its_own_request() -> None:
+    """A first node needs the measured chance, later ones more, as the request has tokens without them."""
+    price = MeasuredFloor(0.3)
+    assert price.pays(0.31, 1.0, 0)
+    assert not price.pays(0.3, 1.0, 0)
+    assert not price.pays(0.31, 1.9, 1)
+    assert price.pays(0.45, 1.9, 1)
+    # A row is a smaller part of a step that is long already.
+    assert price.pays(0.45, 2.4, 3)
+    assert not price.pays(0.45, 2.4, 1)

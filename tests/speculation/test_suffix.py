@@ -196,7 +196,7 @@ def test_a_text_that_is_dropped_while_a_draft_of_it_is_judged() -> None:
 def size_of(store: TextStore) -> int:
     """Entries in all its books."""
     return sum(
-        len(index) + sum(map(len, index._latest)) + sum(map(len, index._earlier))
+        len(index) + sum(len(latest) + len(earlier) for latest, earlier, _ in index._tables)
         for index in store._indexes.values()
     )
 

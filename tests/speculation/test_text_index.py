@@ -87,8 +87,7 @@ def test_what_is_dropped_leaves_nothing_behind() -> None:
         index.close()
     index.drop(50 * 6)
     assert len(index) == 0
-    assert not any(index._latest)
-    assert not any(index._earlier)
+    assert not any(latest or earlier for latest, earlier, _ in index._tables)
     index.extend((7, 8, 7))
     assert seen(index, (7,)) == [(1, 8, 7)]
 
