@@ -194,23 +194,31 @@ def test_a_row_has_the_same_bits_wherever_it_is_computed(
         assert torch.equal(row, expected), f"as a node of depth {depth}"
 
 
+@pytest.mark.parametrize("wish", ["plain", "long window", "all"])
+@pytest.mark.parametrize("kv_heads", [1, 3])
 @pytest.mark.parametrize("num_tokens", [1, 5, 150])
-def test_the_number_of_threads_does_not_show(num_tokens: int) -> None:
-    """Three heads: two threads share the rows of one."""
+def test_the_number_of_threads_does_not_show(num_tokens: int, kv_heads: int, wish: str) -> None:
+    """Few rows are shared out by parts of their texts and by heads, many are not."""
     outs = []
     before = torch.get_num_threads()
     try:
-        for threads in (1, 2, 3):
+        for threads in (1, 2, 3, 16):
             torch.set_num_threads(threads)
-            sequences, table = Sequences((12, 3, 64, 64), torch.float16), scattered_tables(3)[0]
+            sequences, (table, other, *_) = (
+                Sequences((12, kv_heads, 64, 60), torch.float16),
+                scattered_tables(3),
+            )
             for start, end in ((0, 70), (70, 70 + num_tokens)):
                 piece = (SequenceSlice([0] * (end - start), start, table), names("a", start, end))
-                [out] = sequences.run(make_backend("cpu"), [piece], PLAIN)
-            outs.append(out)
+                [out] = sequences.run(make_backend("cpu"), [piece], OPTIONS[wish])
+            last = 70 + num_tokens
+            tree = (SequenceSlice([0], last, table, TREE), names("a", last, last + 1) + tree_names("a", TREE))
+            short = (SequenceSlice([0], 0, other), names("b", 0, 1))
+            outs.append(torch.cat([out, *sequences.run(make_backend("cpu"), [tree, short], OPTIONS[wish])]))
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(outs[0], outs[1])
-    assert torch.equal(outs[0], outs[2])
+    for other_threads in outs[1:]:
+        assert torch.equal(outs[0], other_threads)
 
 
 @pytest.mark.parametrize("dtype", CACHES, ids=str)
