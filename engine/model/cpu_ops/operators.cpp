@@ -23,6 +23,8 @@
 #include "int8.h"
 #include "lanes.h"
 #include "sampling.h"
+#include "six_bits.h"
+#include "six_steps.h"
 #include "steps.h"
 #include "team.h"
 
@@ -224,10 +226,11 @@ at::Tensor multiply(const at::Tensor& x_, const at::Tensor& numbers, const at::T
   return out;
 }
 
-// With weights of 8, 5 or 4 bits, which the numbers' shape tells; see the matrices.
+// With weights of 8, 6, 5 or 4 bits, which the numbers' shape tells; see the matrices.
 at::Tensor linear_packed(const at::Tensor& x, const at::Tensor& numbers, const at::Tensor& scales,
                          const at::Tensor& bias, int64_t out_features) {
   if (numbers.scalar_type() == at::kChar) return multiply<int8::Matrix>(x, numbers, scales, bias, out_features);
+  if (numbers.size(2) == six_bits::BYTES) return multiply<six_bits::Matrix>(x, numbers, scales, bias, out_features);
   if (numbers.size(2) == few_bits::BYTES<5>)
     return multiply<few_bits::Matrix<5>>(x, numbers, scales, bias, out_features);
   TORCH_CHECK(numbers.size(2) == few_bits::BYTES<4>, "numbers of a panel's block take other bytes");
@@ -257,6 +260,31 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, int64_t> find_steps(const at::Ten
     }
   });
   return {numbers, scales, least, others.load()};
+}
+
+// Numbers (uint8, like weight), steps (int8 [outputs, inputs / HALF]) and scales (float32 [outputs, inputs / MANY], exact in
+// float16) of weights [outputs, inputs] of six bits, and how many times MANY of them are of another kind; what is
+// returned of those means nothing.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, int64_t> find_six_bits(const at::Tensor& weight_) {
+  const at::Tensor weight = weight_.contiguous();
+  TORCH_CHECK(weight.size(1) % six_steps::MANY == 0, "inputs come in blocks of ", six_steps::MANY);
+  at::Tensor numbers = at::empty(weight.sizes(), weight.options().dtype(at::kByte));
+  at::Tensor steps = at::zeros({weight.size(0), weight.size(1) / six_steps::HALF}, weight.options().dtype(at::kChar));
+  at::Tensor scales = at::zeros({weight.size(0), weight.size(1) / six_steps::MANY}, weight.options());
+  const auto* source = weight.const_data_ptr<float>();
+  auto* number_data = numbers.mutable_data_ptr<uint8_t>();
+  auto* step_data = steps.mutable_data_ptr<int8_t>();
+  auto* scale_data = scales.mutable_data_ptr<float>();
+  std::atomic<int64_t> others{0};
+  for_pieces(scales.numel(), 128, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      six_steps::Found found{};
+      if (!six_steps::find(source + i * six_steps::MANY, number_data + i * six_steps::MANY, found)) ++others;
+      scale_data[i] = found.scale;
+      std::memcpy(step_data + i * six_steps::HALVES, found.steps, six_steps::HALVES);
+    }
+  });
+  return {numbers, steps, scales, others.load()};
 }
 
 // Calls function(row) for every row; in parallel where there is enough to do.
@@ -440,6 +468,7 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
       "linear_fp16(Tensor x, __torch__.torch.classes.quantized.LinearPackedParamsBase packed, Tensor row_sizes) -> "
       "Tensor");
   library.def("linear_packed(Tensor x, Tensor numbers, Tensor scales, Tensor bias, int out_features) -> Tensor");
+  library.def("find_six_bits(Tensor weight) -> (Tensor, Tensor, Tensor, int)");
   library.def("find_steps(Tensor weight, int largest) -> (Tensor, Tensor, Tensor, int)");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("gate_silu(Tensor x) -> Tensor");
@@ -468,6 +497,7 @@ TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("attend", attend);
   library.impl("linear_fp16", linear_fp16);
   library.impl("linear_packed", linear_packed);
+  library.impl("find_six_bits", find_six_bits);
   library.impl("find_steps", find_steps);
   library.impl("rms_norm", rms_norm);
   library.impl("gate_silu", gate<silu>);
