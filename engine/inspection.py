@@ -15,8 +15,8 @@ from engine.errors import InvalidRequest, Overloaded
 from engine.factory import Engine
 from engine.model.input_batch import SequenceSlice
 from engine.sampling.logits import process_logits
-from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import Stream, gumbel_noise
+from engine.sampling.row_group import RowGroup
 from engine.sampling_params import SamplingParams
 
 _NO_MATCH = PrefixMatch((), 0, 0)

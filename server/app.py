@@ -27,6 +27,7 @@ from server.protocol.response import ResponseRequest
 from server.protocol.response_events import RESPONSE_EVENTS
 from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from server.routes.bodies import BodyReader
+from server.routes.calls import Calls
 from server.routes.docs import docs_router
 from server.routes.generation import generation_router
 from server.routes.models import models_router
@@ -100,9 +101,8 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
     prompter = ChatPrompter(engine, limits, ToolPlanner(engine, settings.tool_parser))
     completions, chat = CompletionService(engine, models, limits), ChatService(engine, models, prompter)
     store = ResponseStore(settings.max_stored_responses, settings.max_stored_bytes)
-    scopes = Scopes()
-    admission = Admission(engine)
-    bodies = BodyReader()
+    admission, bodies = Admission(engine), BodyReader()
+    calls = Calls(admission, Scopes(), bodies)
     app = FastAPI(
         title="Outrider",
         version=__version__,
@@ -121,8 +121,8 @@ def create_app(engine: EngineClient, settings: AppSettings, metrics: Metrics) ->
     app.state.outrider = AppState(admission)
     add_exception_handlers(app)
     routers = [
-        generation_router(completions, chat, admission, scopes, bodies),
-        responses_router(ResponseService(engine, models, prompter, store), admission, scopes, bodies),
+        generation_router(completions, chat, calls),
+        responses_router(ResponseService(engine, models, prompter, store), calls),
         models_router(models),
         tokenization_router(TokenizationService(engine, models), bodies),
         probes_router(admission, metrics),

@@ -9,13 +9,12 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from engine.catalog import CATALOG
 from engine.errors import StartupError
 from server import __version__
-from server.bench.plan import HELP as BENCH_HELP
-from server.bench.plan import LOCAL_ONLY, add_flags, read_plan
+from server.bench import plan as bench_plan
 from server.config import OPTIONS, ConfigError, load_config
 from server.options import ENV_PREFIX, Option, flag_of
 from server.training import plan as training_plan
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.given = (sys.argv[1:] if argv is None else list(argv))[1:]
     try:
         _refuse_unknown(unknown, args)
-        run: Callable[[argparse.Namespace], int] = args.run
+        run: _Run = args.run
         return run(args)
     except ConfigError as error:
         return _fail(error, EXIT_USAGE)
@@ -55,74 +54,84 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, without the usage that would push them off the screen."""
+    """A parser that takes flags as they are spelt, and whose errors are one line.
+
+    The usage in front of them would push them off the screen.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"outrider: {message}; see {self.prog} --help\n")
 
 
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
+_Run = Callable[[argparse.Namespace], int]
+
+
 def build_parser() -> argparse.ArgumentParser:
-    """The parser: `serve` has a flag for each setting, the other commands have none."""
-    parser = _Parser(
-        prog="outrider",
-        description="LLM inference server with lossless speculative decoding.",
-        allow_abbrev=False,
-    )
+    """The parser: those commands that run an engine have a flag for each setting that matters to them."""
+    parser = _Parser(prog="outrider", description="LLM inference server with lossless speculative decoding.")
     parser.add_argument("--version", action="version", version=_VERSION, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    serve = commands.add_parser(
-        "serve",
-        help="serve a model over an OpenAI-compatible API",
-        description=SERVE_HELP,
-        usage="outrider serve [--config FILE] [--model MODEL] [--SETTING VALUE ...]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
     options = list(OPTIONS.options.values())
-    _add_settings(serve, options)
-    serve.set_defaults(run=_serve)
-    bench = commands.add_parser(
-        "bench",
-        help="measure a server: latencies, throughput, what speculation gains",
-        description=BENCH_HELP,
-        usage="outrider bench [--url URL | --model MODEL --SETTING VALUE ...] [--paired | --against URL] ...",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    of_engine = [option for option in options if option.path[0] == "engine"]
+    serve = _add_engine_command(
+        commands,
+        _serve,
+        "serve a model over an OpenAI-compatible API",
+        SERVE_HELP,
+        "serve [--config FILE] [--model MODEL] [--SETTING VALUE ...]",
     )
-    add_flags(bench)
-    _add_settings(bench, [option for option in options if option.path[0] == "engine"])
-    bench.set_defaults(run=_bench)
-    verify = commands.add_parser(
-        "verify",
-        help="prove that speculation changes nothing: texts, logprobs, distributions",
-        description=verify_plan.HELP,
-        usage="outrider verify [--url URL | --model MODEL --SETTING VALUE ...] [--methods M,M] [--quick] ...",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    _add_settings(serve, options)
+    bench = _add_engine_command(
+        commands,
+        _bench,
+        "measure a server: latencies, throughput, what speculation gains",
+        bench_plan.HELP,
+        "bench [--url URL | --model MODEL --SETTING VALUE ...] [--paired | --against URL] ...",
+    )
+    bench_plan.add_flags(bench)
+    _add_settings(bench, of_engine)
+    verify = _add_engine_command(
+        commands,
+        _verify,
+        "prove that speculation changes nothing: texts, logprobs, distributions",
+        verify_plan.HELP,
+        "verify [--url URL | --model MODEL --SETTING VALUE ...] [--methods M,M] [--quick] ...",
     )
     verify_plan.add_flags(verify)
-    _add_settings(verify, [option for option in options if option.path[0] == "engine"])
-    verify.set_defaults(run=_verify)
-    _add_train_head(commands, options)
-    models = commands.add_parser("models", help="list the models known by a short name", allow_abbrev=False)
+    _add_settings(verify, of_engine)
+    train = _add_engine_command(
+        commands,
+        _train_head,
+        "train a draft head for a model",
+        training_plan.HELP,
+        "train-head --method eagle3|eagle|medusa --model MODEL --prompts FILE --out DIR ...",
+    )
+    training_plan.add_flags(train)
+    _add_settings(train, [option for option in options if option.path == ("engine", "model")])
+    models = commands.add_parser("models", help="list the models known by a short name")
     models.set_defaults(run=_models, flags=[])
-    version = commands.add_parser("version", help="print the version", allow_abbrev=False)
+    version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version, flags=[])
     return parser
 
 
-def _add_train_head(commands: "argparse._SubParsersAction[_Parser]", options: Sequence[Option]) -> None:
-    train = commands.add_parser(
-        "train-head",
-        help="train a draft head for a model",
-        description=training_plan.HELP,
-        usage="outrider train-head --method eagle3|eagle|medusa --model MODEL --prompts FILE --out DIR ...",
+def _add_engine_command(
+    commands: _Commands, run: _Run, text: str, description: str, usage: str
+) -> argparse.ArgumentParser:
+    """Adds a command that needs an engine; the usage begins with its name."""
+    parser = commands.add_parser(
+        usage.partition(" ")[0],
+        help=text,
+        description=description,
+        usage=f"outrider {usage}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    training_plan.add_flags(train)
-    _add_settings(train, [option for option in options if option.path == ("engine", "model")])
-    train.set_defaults(run=_train_head)
+    parser.set_defaults(run=run)
+    return parser
 
 
 def _add_settings(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
@@ -177,11 +186,11 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     settings = _settings(args)
-    plan = read_plan(args)
+    plan = bench_plan.read_plan(args)
     if plan.url is None:
         load_config(settings, os.environ, args.config)
     elif settings or args.config:
-        raise ConfigError(f"{flag_of(next(iter(settings), 'config'))} {LOCAL_ONLY}")
+        raise ConfigError(f"{flag_of(next(iter(settings), 'config'))} {bench_plan.LOCAL_ONLY}")
     from server.bench.command import bench  # it loads an HTTP client, which nothing above needs
 
     return bench(plan, settings, args.config)

@@ -1,5 +1,6 @@
 """Settings for the whole suite."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -36,3 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
         shutil.rmtree(cache)
 
     config.add_cleanup(clean)
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what is imported by now out of all later collections of garbage.
+
+    A load of a model collects several times, which takes a fifth of a second each with torch, transformers
+    and thousands of tests in memory, and next to nothing without them.
+    """
+    gc.collect()
+    gc.freeze()

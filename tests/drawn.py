@@ -6,8 +6,8 @@ from itertools import accumulate
 
 import torch
 
-from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream, uniform
+from engine.sampling.row_group import RowGroup
 from engine.speculation.base import DraftRequest
 from engine.token_tree import Proposal, TokenTree
 from tests.scripted import Script

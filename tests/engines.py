@@ -1,6 +1,7 @@
 """Engines around tiny models, for the tests of everything above the models."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,6 +45,32 @@ HEADS = ("eagle", "eagle3", "medusa", "eagle 2,2,1", "eagle3 3,2,1,1", "eagle3 d
 
 
 def load_tiny(
+    arch: str = "llama",
+    seed: int = 0,
+    *,
+    max_model_len: int = 128,
+    noise: float = 0.0,
+    dtype: DType | None = None,
+    **config: Any,
+) -> LoadedModel:
+    """A tiny model as `load_own_tiny` makes it, one for all who ask for the same: nobody may change it."""
+    return _shared(arch, seed, max_model_len, noise, dtype, frozenset(config.items()))
+
+
+@cache
+def _shared(
+    arch: str,
+    seed: int,
+    max_model_len: int,
+    noise: float,
+    dtype: DType | None,
+    config: frozenset[tuple[str, Any]],
+) -> LoadedModel:
+    wishes = dict(config)
+    return load_own_tiny(arch, seed, max_model_len=max_model_len, noise=noise, dtype=dtype, **wishes)
+
+
+def load_own_tiny(
     arch: str = "llama",
     seed: int = 0,
     *,

@@ -29,10 +29,11 @@ def need_operators() -> CpuOperators:
 
 
 def share_operators(cache_dir: Path) -> None:
-    """Lets a server that is started with a cache of its own use the operators that are built already."""
-    if operators() is not None:
+    """Lets who has a cache of its own use the operators that are built: to build them takes a minute."""
+    shared = cache_dir / "operators"
+    if operators() is not None and not shared.exists():
         cache_dir.mkdir(parents=True, exist_ok=True)
-        (cache_dir / "operators").symlink_to(ModelConfig().cache_folder / "operators")
+        shared.symlink_to(ModelConfig().cache_folder / "operators")
 
 
 def make_backend(name: str) -> AttentionBackend:

@@ -18,7 +18,7 @@ from engine.model.attention.interface import AttentionMetadata
 from engine.model.cpu_ops.build import CpuOperators
 from engine.model.fused_layers import FusedAttention, FusedMlp, FusedNorm
 from engine.model.hidden_states import decoder_layers
-from engine.model.kv_cache import LayerShape
+from engine.model.kv_cache import LayerShape, PagedKVCache
 from engine.model.panel_linear import PanelLinear
 from engine.model.self_check import paged_logits
 
@@ -41,11 +41,12 @@ class LayerStack(nn.Module):
     def __init__(self, layers: nn.ModuleList, parts: Sequence["LayerParts"], operators: CpuOperators) -> None:
         super().__init__()
         self.layers = layers
-        self._run = operators.run_layers
+        self._operators = operators
         self._numbers = tuple(each.attention.settings.layer for each in parts)
         self._tensors = [tensor for each in parts for tensor in each.parameters()]
         self._sizes = [size for each in parts for size in each.sizes()]
         self._factors = [factor for each in parts for factor in each.factors()]
+        self._held: tuple[PagedKVCache, object] | None = None
 
     def forward(
         self,
@@ -61,18 +62,20 @@ class LayerStack(nn.Module):
         plan = cast("CpuPlan", outrider.plan)
         wanted = outrider.residuals.layers
         result: torch.Tensor
-        result, residuals = self._run(
-            hidden_states,
-            *position_embeddings,
-            self._tensors,
-            self._sizes,
-            self._factors,
-            *plan.tables(self._numbers),
-            wanted,
+        result, residuals = self._operators.run_layers(
+            self._layers_with(plan.cache), hidden_states, *position_embeddings, *plan.tables, wanted
         )
         for place, layer in enumerate(wanted):
             outrider.residuals.states[layer] = residuals[:, place]
         return result
+
+    def _layers_with(self, cache: PagedKVCache) -> object:
+        """What the operator runs: handing over hundreds of tensors anew would take longer than a layer."""
+        if self._held is None or self._held[0] is not cache:
+            keys, values = ([each[number] for number in self._numbers] for each in (cache.keys, cache.values))
+            layers = self._operators.hold_layers(self._tensors, self._sizes, self._factors, keys, values)
+            self._held = cache, layers
+        return self._held[1]
 
 
 class LayerParts:

@@ -3,7 +3,6 @@
 import torch
 
 from engine.acceptance import Rule
-from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import Stream, uniform
 from engine.sampling.odds import (
     Accepts,
@@ -16,6 +15,7 @@ from engine.sampling.odds import (
     drawn_independently,
     is_possible,
 )
+from engine.sampling.row_group import RowGroup
 from engine.token_tree import TokenTree
 
 

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.sampling.masking import mask_rows
-from engine.sampling.metadata import RowGroup
+from engine.sampling.row_group import RowGroup
 from engine.sampling.uploading import upload
 from engine.sampling_params import SamplingParams
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.sampling.metadata import RowGroup
+from engine.sampling.row_group import RowGroup
 from engine.sampling.uploading import upload
 
 

@@ -93,7 +93,14 @@ SiblingLaws = Callable[[Sequence[int], Iterable[torch.Tensor]], Iterator[torch.T
 
 
 class SiblingOdds:
-    """See `verify_siblings`."""
+    """A tree whose tokens were drawn, judged level by level.
+
+    Args:
+        tree: The draft, siblings in the order drawn.
+        law_at: p per node.
+        draft_law_of: Per draft node the q that its parent's row had.
+        sibling_laws: How siblings were drawn: `drawn_independently` or `drawn_distinct`.
+    """
 
     def __init__(
         self, tree: TokenTree, law_at: LawAt, draft_law_of: LawAt, sibling_laws: SiblingLaws
@@ -159,7 +166,18 @@ class _Family:
 
 
 class BlockOdds:
-    """See `verify_block`."""
+    """A drawn chain, judged as a whole.
+
+    With r_0 = 1 and r_i = min(1, r_{i-1} p_i(x_i) / q_i(x_i)), the first i tokens can stand with chance
+    h_i = R_i / (R_i + 1 - r_i), where R_i = sum_x max(r_i p_{i+1}(x) - q_{i+1}(x), 0); the whole chain with
+    r_gamma. The most that can stand do. Behind fewer than all the next token's law is
+    norm(max(r_i p_{i+1} - q_{i+1}, 0)).
+
+    Args:
+        tree: The draft, a chain.
+        law_at: p per node.
+        draft_law_of: q per draft node.
+    """
 
     def __init__(self, tree: TokenTree, law_at: LawAt, draft_law_of: LawAt) -> None:
         self._target = [law_at(node) for node in range(len(tree))]
@@ -199,7 +217,15 @@ def block_chance(p: torch.Tensor, q: torch.Tensor, ratio: torch.Tensor) -> torch
 
 
 class TypicalOdds:
-    """See `follow_typical`."""
+    """Medusa's typical acceptance: the longest path whose tokens the target all finds likely enough.
+
+    Of several such paths the one that the target finds likeliest is taken, the first among equals. Lossy:
+    which of the likely tokens are said is up to the draft, and what is unlikely is said too seldom.
+
+    Args:
+        tree: The draft.
+        law_at: p per node.
+    """
 
     def __init__(self, tree: TokenTree, law_at: LawAt) -> None:
         self._tree = tree

@@ -12,9 +12,9 @@ from engine.sampling.choosing import choose_tokens
 from engine.sampling.judging import coins_of, odds_of
 from engine.sampling.logits import RowOperators, process_logits
 from engine.sampling.logprobs import RowLogprobs, row_logprobs
-from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream
 from engine.sampling.odds import Odds
+from engine.sampling.row_group import RowGroup
 from engine.sampling.uploading import upload
 from engine.sampling.verification import follow_choices, verdict
 from engine.sampling_params import SamplingParams

@@ -32,16 +32,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.sampling.odds import (
-    Accepts,
-    BlockOdds,
-    LawAt,
-    Odds,
-    SiblingLaws,
-    SiblingOdds,
-    TypicalOdds,
-    is_possible,
-)
+from engine.sampling.odds import Accepts, Odds
 from engine.token_tree import TokenTree
 
 
@@ -81,48 +72,12 @@ def follow_choices(
     return accepted, None
 
 
-def verify_siblings(
-    tree: TokenTree, law_at: LawAt, draft_law_of: LawAt, sibling_laws: SiblingLaws, accepts: Accepts
-) -> Verdict:
-    """Verifies a tree whose tokens were drawn, level by level.
+def verdict(odds: Odds, accepts: Accepts) -> Verdict:
+    """Verifies a draft by any rule but match, asking for each number as the walk comes to it.
 
     Args:
-        tree: The draft, siblings in the order drawn.
-        law_at: p per node.
-        draft_law_of: Per draft node the q that its parent's row had.
-        sibling_laws: How siblings were drawn: `drawn_independently` or `drawn_distinct`.
+        odds: What the rule makes of the draft.
         accepts: The coins.
     """
-    return verdict(SiblingOdds(tree, law_at, draft_law_of, sibling_laws), accepts)
-
-
-def verify_block(tree: TokenTree, law_at: LawAt, draft_law_of: LawAt, accepts: Accepts) -> Verdict:
-    """Verifies a drawn chain as a whole.
-
-    With r_0 = 1 and r_i = min(1, r_{i-1} p_i(x_i) / q_i(x_i)), the first i tokens can stand with chance
-    h_i = R_i / (R_i + 1 - r_i), where R_i = sum_x max(r_i p_{i+1}(x) - q_{i+1}(x), 0); the whole chain with
-    r_gamma. The most that can stand do. Behind fewer than all the next token's law is
-    norm(max(r_i p_{i+1} - q_{i+1}, 0)).
-
-    Args:
-        tree: The draft, a chain.
-        law_at: p per node.
-        draft_law_of: q per draft node.
-        accepts: The coins; asked from the end until one says yes.
-    """
-    return verdict(BlockOdds(tree, law_at, draft_law_of), accepts)
-
-
-def follow_typical(tree: TokenTree, law_at: LawAt) -> Verdict:
-    """Medusa's typical acceptance: the longest path whose tokens the target all finds likely enough.
-
-    Of several such paths the one that the target finds likeliest is taken, the first among equals. Lossy:
-    which of the likely tokens are said is up to the draft, and what is unlikely is said too seldom.
-    """
-    return verdict(TypicalOdds(tree, law_at), is_possible)
-
-
-def verdict(odds: Odds, accepts: Accepts) -> Verdict:
-    """Walks, asking for each number as it comes to it."""
     accepted = odds.walk(lambda node: float(odds.chance(node)), accepts)
     return Verdict(accepted, odds.ending(accepted[-1] if accepted else 0))

@@ -8,7 +8,7 @@ import torch
 
 from engine.model.input_batch import SequenceSlice
 from engine.sampling.logits import depends_on_ids, truncation
-from engine.sampling.metadata import RowGroup
+from engine.sampling.row_group import RowGroup
 from engine.speculation.base import DraftRequest
 from engine.speculation.chain import GREEDY, ChainWish, DraftedChain
 from engine.speculation.drawing import STREAMS, Child, RowWish

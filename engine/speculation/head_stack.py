@@ -78,7 +78,6 @@ class HeadStack:
             float32 [T, hidden_size], as EagleHead.forward.
         """
         parts = self._parts
-        keys, values, *tables = plan.tables(range(len(self._cache.keys)))
         out: torch.Tensor = self._operators.run_head(
             hidden[None],
             batch.input_ids,
@@ -88,9 +87,9 @@ class HeadStack:
             parts.parameters,
             parts.sizes,
             parts.factors,
-            keys,
-            values,
-            *tables,
+            self._cache.keys,
+            self._cache.values,
+            *plan.tables,
         )
         return out[0]
 

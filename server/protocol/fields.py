@@ -194,20 +194,18 @@ LogitBias = Annotated[
     ),
 ]
 
-_TEXT_CONTENT: dict[str, object] = {
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "type": "object",
-                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                "required": ["type", "text"],
-            },
-        },
-    ]
-}
+
+def content_schema(part_type: dict[str, object]) -> dict[str, object]:
+    """For the schema: a text, or parts with a text each whose type is as described."""
+    part = {
+        "type": "object",
+        "properties": {"type": part_type, "text": {"type": "string"}},
+        "required": ["type", "text"],
+    }
+    return {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": part}]}
+
+
+_TEXT_CONTENT = content_schema({"const": "text"})
 _PREDICTION: dict[str, object] = {
     "type": "object",
     "properties": {"type": {"const": "content"}, "content": _TEXT_CONTENT},

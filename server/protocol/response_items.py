@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.protocol.fields import read_content
+from server.protocol.fields import content_schema, read_content
 from server.protocol.model import RequestModel
 from server.protocol.tools import ArgumentsText
 
@@ -21,25 +21,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 ItemText = Annotated[
     str,
     PlainValidator(lambda value: read_content(value, _PARTS)),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {
-                        "type": "object",
-                        "properties": {
-                            "type": {"type": "string", "enum": ["input_text", "output_text"]},
-                            "text": {"type": "string"},
-                        },
-                        "required": ["type", "text"],
-                    },
-                },
-            ]
-        }
-    ),
+    WithJsonSchema(content_schema({"type": "string", "enum": ["input_text", "output_text"]})),
 ]
 
 

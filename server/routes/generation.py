@@ -4,19 +4,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.disconnect import until_disconnect
 from server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from server.protocol.completion import Completion, CompletionRequest
-from server.routes.bodies import (
-    ERROR_RESPONSES,
-    BodyReader,
-    body_schema,
-    event_schema,
-    json_response,
-    name_ignored,
-)
-from server.scopes import Scopes
-from server.services.admission import Admission
+from server.routes.bodies import ERROR_RESPONSES, body_schema, event_schema
+from server.routes.calls import Calls
 from server.services.chat import ChatService
 from server.services.completion import CompletionService
 from server.sse import EventStream
@@ -29,13 +20,7 @@ CHAT_EXAMPLE: dict[str, object] = {
 }
 
 
-def generation_router(
-    completions: CompletionService,
-    chat: ChatService,
-    admission: Admission,
-    scopes: Scopes,
-    bodies: BodyReader,
-) -> APIRouter:
+def generation_router(completions: CompletionService, chat: ChatService, calls: Calls) -> APIRouter:
     """POST /v1/completions and /v1/chat/completions."""
     router = APIRouter(tags=["generation"])
 
@@ -47,13 +32,7 @@ def generation_router(
     )
     async def create_completion(request: Request) -> Response:
         """Continue a text."""
-        admission.check()
-        body = await bodies.read(request, CompletionRequest)
-        scope = scopes.name(request.headers)
-        if body.stream:
-            return name_ignored(EventStream(completions.stream(body, scope)), body.ignored_fields)
-        answer = await until_disconnect(request.receive, completions.complete(body, scope))
-        return name_ignored(json_response(answer), body.ignored_fields)
+        return await calls.answer(request, CompletionRequest, completions, EventStream)
 
     @router.post(
         "/v1/chat/completions",
@@ -63,13 +42,7 @@ def generation_router(
     )
     async def create_chat_completion(request: Request) -> Response:
         """Continue a conversation."""
-        admission.check()
-        body = await bodies.read(request, ChatCompletionRequest)
-        scope = scopes.name(request.headers)
-        if body.stream:
-            return name_ignored(EventStream(chat.stream(body, scope)), body.ignored_fields)
-        answer = await until_disconnect(request.receive, chat.complete(body, scope))
-        return name_ignored(json_response(answer), body.ignored_fields)
+        return await calls.answer(request, ChatCompletionRequest, chat, EventStream)
 
     return router
 

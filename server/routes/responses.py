@@ -1,28 +1,19 @@
 """The endpoints of responses: conversations whose turns the server can keep."""
 
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.disconnect import until_disconnect
 from server.errors import ApiError
 from server.protocol.error import ErrorResponse
 from server.protocol.response import LOGPROBS, ResponseRequest
-from server.protocol.response_events import RESPONSE_EVENTS
+from server.protocol.response_events import RESPONSE_EVENTS, AnyResponseEvent
 from server.protocol.response_object import DeletedResponse, ResponseObject
-from server.routes.bodies import (
-    ERROR_RESPONSES,
-    JSON_TYPE,
-    BodyReader,
-    body_schema,
-    event_schema,
-    json_response,
-    name_ignored,
-)
-from server.scopes import Scopes
-from server.services.admission import Admission
+from server.routes.bodies import ERROR_RESPONSES, JSON_TYPE, body_schema, event_schema
+from server.routes.calls import Calls
 from server.services.responses import ResponseService
 from server.sse import EventStream, named_frame
 
@@ -34,13 +25,11 @@ EXAMPLE: dict[str, object] = {
 _NOT_FOUND: dict[int | str, dict[str, object]] = {
     404: {"model": ErrorResponse, "description": "These credentials have no such response."}
 }
-_EVENTS = event_schema(*(event.__name__ for event in RESPONSE_EVENTS), end=None)
+_EVENT_SCHEMA = event_schema(*(event.__name__ for event in RESPONSE_EVENTS), end=None)
 _ID = Path(description="The id of a stored response.", examples=["resp_1"])
 
 
-def responses_router(
-    responses: ResponseService, admission: Admission, scopes: Scopes, bodies: BodyReader
-) -> APIRouter:
+def responses_router(responses: ResponseService, calls: Calls) -> APIRouter:
     """POST /v1/responses, GET and DELETE /v1/responses/{response_id}."""
     router = APIRouter(tags=["responses"])
 
@@ -51,7 +40,7 @@ def responses_router(
             200: {
                 "model": ResponseObject,
                 "description": "The response; with stream, events.",
-                "content": {"text/event-stream": {"schema": _EVENTS}},
+                "content": {"text/event-stream": {"schema": _EVENT_SCHEMA}},
             },
             **ERROR_RESPONSES,
         },
@@ -59,14 +48,7 @@ def responses_router(
     )
     async def create_response(request: Request) -> Response:
         """Answer a text or a conversation, or go on with an earlier response."""
-        admission.check()
-        body = await bodies.read(request, ResponseRequest)
-        scope = scopes.name(request.headers)
-        if body.stream:
-            events = EventStream(responses.stream(body, scope), named_frame, end=b"")
-            return name_ignored(events, body.ignored_fields)
-        answer = await until_disconnect(request.receive, responses.complete(body, scope))
-        return name_ignored(json_response(answer), body.ignored_fields)
+        return await calls.answer(request, ResponseRequest, responses, _named_events)
 
     @router.get(
         "/v1/responses/{response_id}",
@@ -77,14 +59,19 @@ def responses_router(
     async def get_response(request: Request, response_id: Annotated[str, _ID]) -> Response:
         """A stored response, as it was answered."""
         _check_query(request)
-        return Response(responses.find(response_id, scopes.name(request.headers)), media_type=JSON_TYPE)
+        return Response(responses.find(response_id, calls.scopes.name(request.headers)), media_type=JSON_TYPE)
 
     @router.delete("/v1/responses/{response_id}", response_description="It is gone.", responses=_NOT_FOUND)
     async def delete_response(request: Request, response_id: Annotated[str, _ID]) -> DeletedResponse:
         """Forget a stored response; those that go on from it keep what it said."""
-        return responses.delete(response_id, scopes.name(request.headers))
+        return responses.delete(response_id, calls.scopes.name(request.headers))
 
     return router
+
+
+def _named_events(batches: AsyncGenerator[Sequence[AnyResponseEvent], None]) -> EventStream[AnyResponseEvent]:
+    """Events with names, the last of which says that it is the last."""
+    return EventStream(batches, named_frame, end=b"")
 
 
 def _check_query(request: Request) -> None:

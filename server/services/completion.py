@@ -165,7 +165,7 @@ class _ChoiceWriter:
     def _logprobs_of(self, output: RequestOutput, echo: Echo | None) -> CompletionLogprobs | None:
         if output.logprobs is None:
             return None
-        answer = self._logprobs.build(output.logprobs or ())
+        answer = self._logprobs.build(output.logprobs)
         if echo is None or output.prompt_logprobs is None:
             return answer
         assert self._num_top_of_echo is not None, "a prompt is repeated with logprobs if the answer has some"

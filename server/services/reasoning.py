@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from server.marks import num_begun
+
 OPENING, CLOSING = "<think>", "</think>"
 
 
@@ -76,8 +78,9 @@ class ReasoningSplitter:
             thought = self._stripped(thought)
             self._is_thinking, self._strips = False, True
             return Split(thought, self._stripped(rest))
-        self._held = _beginning_of_closing(thought)
-        return Split(reasoning=self._stripped(thought[: len(thought) - len(self._held)]))
+        end = len(thought) - num_begun(thought, CLOSING)
+        self._held = thought[end:]
+        return Split(reasoning=self._stripped(thought[:end]))
 
     def finish(self) -> Split:
         """What was held back, when the answer ends."""
@@ -89,11 +92,3 @@ class ReasoningSplitter:
             text = text.lstrip()
             self._strips = not text
         return text
-
-
-def _beginning_of_closing(text: str) -> str:
-    """The end of a text that may be the beginning of the closing tag."""
-    for length in range(min(len(CLOSING) - 1, len(text)), 0, -1):
-        if CLOSING.startswith(text[-length:]):
-            return text[-length:]
-    return ""

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from server.marks import num_begun
 from server.tools.call_reader import CallPiece, CallReader
 from server.tools.formats import ToolFormat
 from server.tools.named_call import NamedCallReader
@@ -131,7 +132,7 @@ class ToolCallParser:
             return True
         end = len(self._text)
         if mark and not is_last:
-            end -= _num_shared(self._text, mark)
+            end -= num_begun(self._text, mark)
             end = len(self._text[:end].rstrip(_SPACE))
         parsed.say(self._text[:end])
         self._text = self._text[end:]
@@ -216,11 +217,3 @@ class ToolCallParser:
         """What was taken for a call is content."""
         parsed.say(self._raw)
         self._raw, self._reader, self._is_in_list, self._is_plain = "", None, False, True
-
-
-def _num_shared(text: str, mark: str) -> int:
-    """How many characters at the end of a text begin a mark."""
-    for count in range(min(len(text), len(mark) - 1), 0, -1):
-        if mark.startswith(text[-count:]):
-            return count
-    return 0

@@ -36,6 +36,7 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_type, "check_cache_type", lambda wanted, device: None)
 
 
+@cache
 def model(noise: float = 0.0, **config: Any) -> LoadedModel:
     """Without the C++ operators, which no GPU has."""
     module = tiny_model(**config)
@@ -83,12 +84,14 @@ def test_the_tokens_are_the_same(method: str) -> None:
     assert essences(tight.generate(PROMPTS, MIXED)) == expected
     assert sum(stats.num_preemptions for stats in taken) > 0
     roomy = build(method)
-    assert essences(roomy.generate(PROMPTS, MIXED)) == expected
-    alone = [roomy.generate([prompt], params)[0] for prompt, params in zip(PROMPTS, MIXED, strict=True)]
-    assert essences(alone) == expected
+    batched = roomy.generate(PROMPTS, MIXED)
+    assert essences(batched) == expected
+    # The first three have an option each; one at a time, what else is asked makes no difference.
+    alone = [roomy.generate([PROMPTS[place]], MIXED[place])[0] for place in range(3)]
+    assert essences(alone) == expected[:3]
     assert sum(answer.num_cached_tokens for answer in alone) > 0
     if method != "none":
-        assert sum(answer.speculation.num_accepted_tokens for answer in alone) > 10
+        assert sum(answer.speculation.num_accepted_tokens for answer in batched) > 10
     for llm in (tight, roomy):
         assert_clean(llm)
 
@@ -117,7 +120,7 @@ def test_the_kernels_say_the_same_with_speculation_and_without(
     def generate(method: str) -> list[Completion]:
         llm = build_llm(method, target=target, draft=draft, kv_cache_dtype="fp8")
         assert llm.core._runner.cache.dtype == torch.float8_e4m3fn
-        return llm.generate(["abcab"], replace(GREEDY, max_tokens=10))
+        return llm.generate(["abcab"], replace(GREEDY, max_tokens=7))
 
     expected = essences(generate("none"))
     backend = TritonAttention(SplitRules(wanted_programs=1, min_slots=16))

@@ -25,6 +25,7 @@ from engine.speculation.base import DraftRequest, ProposalContext, Requirements,
 from engine.speculation.eagle import EagleSpeculator
 from engine.speculation.head_progress import MAX_PENDING
 from engine.speculation.head_runner import HeadOutput
+from engine.speculation.heads.config import Features
 from engine.speculation.heads.eagle import EagleHead
 from engine.speculation.heads.medusa import MedusaHeads
 from engine.speculation.target_ends import TargetEnds
@@ -98,12 +99,17 @@ def ends() -> TargetEnds:
     return TargetEnds(plain(), VOCAB_SIZE)
 
 
+@cache
+def target_features(tokens: tuple[int, ...], features: Features) -> torch.Tensor:
+    return features_of(plain(), tokens, features)
+
+
 def laws(method: str, draft: Draft) -> list[torch.Tensor]:
     """Per node what its parent's row says, computed anew."""
     head, tree = head_of(method), draft.tree
     parents = sorted(set(tree.parents))
     if isinstance(head, MedusaHeads):
-        state = features_of(plain(), draft.tokens, "last")[len(draft.tokens) - 2]
+        state = target_features(draft.tokens, "last")[len(draft.tokens) - 2]
         levels = ends().spread(head(state, ends().score), head.draft_to_target)
         rows = {parent: levels[tree.depths()[parent]] for parent in parents}
     else:
@@ -113,7 +119,7 @@ def laws(method: str, draft: Draft) -> list[torch.Tensor]:
 
 def eagle_row(head: EagleHead, tokens: Sequence[int], path: Sequence[int]) -> torch.Tensor:
     """The logits behind a path of draft tokens, [VOCAB_SIZE]."""
-    features = features_of(plain(), tokens, head.config.features)
+    features = target_features(tuple(tokens), head.config.features)
     hidden = head.fuse(features[None, :-1])
     embedded = ends().embed(torch.tensor([[*tokens, *path]]))[:, 1:]
     for length in range(len(tokens) - 1, len(tokens) + len(path)):

@@ -92,7 +92,7 @@ def test_the_pool_is_whole_after_each_of_many_requests(method: str) -> None:
     llm = build(method, rng, block_size=16, num_kv_blocks=24)
     core, flaky = llm.core, FlakyForward(llm)
     reasons: Counter[str] = Counter()
-    for number in range(300):
+    for number in range(200):
         request_id = f"r{number}"
         prompt = [rng.randrange(97, 123) for _ in range(rng.choice([1, 5, 15, 16, 17, 40]))]
         core.add_request(request_id, prompt, random_params(rng, method))
@@ -118,8 +118,8 @@ def test_the_pool_is_whole_after_each_of_many_requests(method: str) -> None:
         flaky.fails = False
         assert_clean(llm)
     assert set(reasons) == {"stop", "length", "abort", "error"}
-    assert reasons.total() == 300
-    assert min(reasons.values()) > 20
+    assert reasons.total() == 200
+    assert min(reasons.values()) > 12
 
 
 class Trace:
@@ -143,7 +143,7 @@ class Trace:
         self.flaky = FlakyForward(self.llm)
         self.asked: dict[str, tuple[tuple[int, ...], SamplingParams]] = {}
         self.answers: dict[str, Completion] = {}
-        self.ended: set[str] = set()
+        self.ended: dict[str, FinishReason] = {}
         self.counts: Counter[str] = Counter()
 
     def run(self, num_requests: int) -> Counter[str]:
@@ -156,7 +156,8 @@ class Trace:
                 self.step()
             self.core.scheduler.check_integrity()
         assert_clean(self.llm)
-        assert self.ended == set(self.asked)
+        assert self.ended.keys() == self.asked.keys()
+        self.compare()
         return self.counts
 
     def add(self) -> None:
@@ -175,7 +176,7 @@ class Trace:
         self.core.add_request(request_id, prompt, params)
 
     def abort(self) -> None:
-        alive = sorted(set(self.asked) - self.ended)
+        alive = sorted(self.asked.keys() - self.ended.keys())
         if alive:
             request_id = self.rng.choice(alive)
             output = self.core.abort(request_id)
@@ -203,25 +204,32 @@ class Trace:
 
     def end(self, request_id: str, reason: FinishReason) -> None:
         assert request_id not in self.ended
-        self.ended.add(request_id)
+        self.ended[request_id] = reason
         self.counts[reason] += 1
-        prompt, params = self.asked[request_id]
-        found, expected = self.answers[request_id], plain_ending(params, prompt)
-        if reason in (FinishReason.ABORT, FinishReason.ERROR):
-            assert found.token_ids == expected.token_ids[: len(found.token_ids)]
-            assert reason is FinishReason.ERROR or expected.text.startswith(found.text)
-        else:
-            assert essence(found) == essence(expected)
 
-
-def plain_ending(params: SamplingParams, prompt: tuple[int, ...]) -> Completion:
-    """The plain answer of the model whose answers end at EOS."""
-    return plain_engine().generate([prompt], params)[0]
+    def compare(self) -> None:
+        """With the plain answers of the model whose answers end at EOS, all asked for in one batch."""
+        prompts, params = zip(*self.asked.values(), strict=True)
+        plain = plain_engine().generate(prompts, params)
+        for request_id, expected in zip(self.asked, plain, strict=True):
+            found, reason = self.answers[request_id], self.ended[request_id]
+            if reason in (FinishReason.ABORT, FinishReason.ERROR):
+                assert found.token_ids == expected.token_ids[: len(found.token_ids)]
+                assert reason is FinishReason.ERROR or expected.text.startswith(found.text)
+            else:
+                assert essence(found) == essence(expected)
 
 
 @cache
 def plain_engine() -> LLM:
-    return build_llm("none", target=target(eos=EOS), prefix_caching=False)
+    return build_llm(
+        "none",
+        target=target(eos=EOS),
+        prefix_caching=False,
+        num_kv_blocks=1024,
+        max_num_seqs=20,
+        max_num_batched_tokens=2048,
+    )
 
 
 @pytest.mark.parametrize("method", ["none", "ngram", "suffix", "draft_model", "scripted"])

@@ -18,7 +18,7 @@ from engine.token_tree import Proposal
 from tests.drawn import drawing
 from tests.engine.answers import PROMPT, assert_clean, essence, run
 from tests.engine.small_law import excess
-from tests.engine.test_lossless import OPTIONS, PROMPTS, plain_answers
+from tests.engine.test_lossless import OPTIONS, PROMPTS, plain_answer
 from tests.engine.test_rejection_law import FORK, WISHES, sampled
 from tests.engines import build_llm, load_tiny
 from tests.scripted import ScriptedSpeculator
@@ -101,7 +101,7 @@ def test_a_planner_that_changes_its_mind_changes_no_text(setup: str) -> None:
     method, more = SETUPS[setup]
     llm = with_planner(build_llm(method, num_kv_blocks=45, **more), Whimsical(3))
     mixed = list(zip(PROMPTS * 2, OPTIONS, strict=False))
-    expected = [essence(plain_answers(option)[PROMPTS.index(prompt)]) for prompt, option in mixed]
+    expected = [essence(plain_answer(prompt, option)) for prompt, option in mixed]
     answers = llm.generate([prompt for prompt, _ in mixed], [OPTIONS[option] for _, option in mixed])
     assert [essence(answer) for answer in answers] == expected
     assert accepted(answers) > 10
@@ -114,10 +114,8 @@ def test_the_automatic_planner_changes_no_text(setup: str) -> None:
     llm = build_llm(method, planner="auto", **more)
     for prompts in (PROMPTS, PROMPTS[:1], PROMPTS[2:5]):
         answers = llm.generate(prompts, OPTIONS["seeded, everything"])
-        expected = plain_answers("seeded, everything")
-        assert [essence(answer) for answer in answers] == [
-            essence(expected[PROMPTS.index(prompt)]) for prompt in prompts
-        ]
+        expected = [plain_answer(prompt, "seeded, everything") for prompt in prompts]
+        assert list(map(essence, answers)) == list(map(essence, expected))
     assert_clean(llm)
 
 
@@ -186,7 +184,7 @@ def test_where_nothing_is_granted_no_draft_is_computed_and_the_cache_catches_up_
         outputs += core.step()
     assert calls
     answer = [token for output in outputs for token in output.token_ids]
-    assert answer == plain_answers("greedy")[PROMPTS.index(bytes(PROMPT).decode())].token_ids
+    assert answer == plain_answer(bytes(PROMPT).decode(), "greedy").token_ids
     assert outputs[-1].speculation.num_accepted_tokens > 0
     assert_clean(llm)
 

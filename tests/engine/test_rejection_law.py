@@ -18,7 +18,7 @@ from tests.engine.small_law import DEPTH, PROMPT, TEMPERATURE, VOCAB, exact_law,
 from tests.engines import build_llm
 from tests.scripted import ScriptedSpeculator
 
-NUM_SEEDS = 3000
+NUM_SEEDS = 2000
 WISHES = SamplingParams(
     temperature=TEMPERATURE,
     # Room for one more token, so that tokens 2 and 3 are both drafted in the step after the prompt's.

@@ -26,6 +26,7 @@ from engine.speculation_probe import (
 from tests.engine.answers import assert_clean, essence
 from tests.engines import build_llm, load_tiny
 from tests.heads import eagle_config, random_eagle
+from tests.operators import share_operators
 from tests.tiny import byte_tokenizer, save_tiny, tiny_model
 
 LOGGER = "engine.speculation_probe"
@@ -44,6 +45,7 @@ def shuffled(folder: Path) -> Path:
 
 
 def start(target: Path, draft: Path, tmp_path: Path, **settings: bool) -> Engine:
+    share_operators(tmp_path)
     return build_engine(
         EngineConfig(
             model=ModelConfig(model=str(target), offline=True, cache_dir=tmp_path, dtype="float32"),
@@ -84,6 +86,7 @@ def test_a_head_that_is_never_right_is_told_what_its_layer_ids_may_mean(
 ) -> None:
     target = save_tiny(tmp_path / "target")
     save_eagle_head(tmp_path / "head", random_eagle(eagle_config("eagle3")), target="tiny")
+    share_operators(tmp_path)
     with caplog.at_level(logging.INFO, LOGGER):
         engine = build_engine(
             EngineConfig(

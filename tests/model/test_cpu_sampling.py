@@ -5,8 +5,8 @@ import torch
 
 from engine.sampling.choosing import choose_tokens
 from engine.sampling.logits import process_logits
-from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream
+from engine.sampling.row_group import RowGroup
 from engine.sampling_params import SamplingParams
 from tests.operators import need_operators
 

@@ -14,6 +14,7 @@ from engine.errors import ModelNotSupported, StartupError
 from engine.model.gguf import convert_gguf
 from engine.model.loader import load_causal_lm
 from tests.model.gguf_files import EOS_ID, NUM_PADDED, NUM_TOKENS, source_model, write_gguf
+from tests.operators import share_operators
 from tests.tiny import byte_tokenizer
 
 THETA = 1e6
@@ -90,6 +91,7 @@ def test_padding_is_not_in_the_vocabulary(tmp_path: Path) -> None:
 
 def test_a_gguf_file_is_loaded_like_any_model(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf")
+    share_operators(tmp_path / "cache")
     model = load_causal_lm(
         ModelConfig(model=str(tmp_path / "model.gguf"), cache_dir=tmp_path / "cache", offline=True)
     )

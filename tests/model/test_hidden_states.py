@@ -15,7 +15,7 @@ from engine.model.kv_cache import PagedKVCache
 from engine.model.layer_stack import LayerStack
 from engine.model.model_runner import ModelRunner
 from engine.token_tree import TokenTree
-from tests.engines import load_tiny
+from tests.engines import load_own_tiny
 from tests.operators import need_operators
 from tests.tiny import tiny_model
 
@@ -26,7 +26,7 @@ EVERYTHING = HiddenSelection((0, 1, 2), last=True)
 
 
 def make_runner(arch: str, dtype: DType | None = None) -> ModelRunner:
-    model = load_tiny(arch, dtype=dtype, **size(arch))
+    model = load_own_tiny(arch, dtype=dtype, **size(arch))
     cache = PagedKVCache(model.layers, 16, 4, model.dtype, model.device)
     return ModelRunner(model.module, cache, choose_backend(model.operators, model.device), model.vocab_size)
 

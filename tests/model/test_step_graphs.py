@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
@@ -82,20 +83,11 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> TapeRecorder:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two runners of one model, each with a cache of its own."""
+class Seen:
+    """What a pass that is not recorded gives, and the keys and values behind it."""
 
-    plain: ModelRunner
-    recorded: ModelRunner
-
-    def assert_agree(self, passes: list[list[SequenceSlice]], forward: Callable[..., object]) -> None:
-        """Pass by pass the same results, and the same keys and values in the end."""
-        for index, slices in enumerate(passes):
-            expected, got = (forward(runner, runner.build(slices)) for runner in (self.plain, self.recorded))
-            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=f"pass {index} differs")
-        for name in ("keys", "values"):
-            ours, theirs = (getattr(runner.cache, name) for runner in (self.recorded, self.plain))
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    logits: torch.Tensor
+    cache: tuple[torch.Tensor, ...]
 
 
 def runner_of(arch: str, recorder: Recorder | None) -> ModelRunner:
@@ -106,8 +98,34 @@ def runner_of(arch: str, recorder: Recorder | None) -> ModelRunner:
     return ModelRunner(model.module, cache, TritonAttention(RULES, recorder), model.vocab_size)
 
 
-def pair_of(arch: str, recorder: Recorder) -> Pair:
-    return Pair(runner_of(arch, None), runner_of(arch, recorder))
+def passes_of(arch: str) -> list[list[SequenceSlice]]:
+    return PASSES if arch == "llama" else [*PASSES[:3], PASSES[-1]]
+
+
+@cache
+def plain(arch: str) -> list[Seen]:
+    """All passes one after the other, launched anew."""
+    runner = runner_of(arch, None)
+    seen = []
+    for slices in passes_of(arch):
+        logits = runner.forward(runner.build(slices))
+        seen.append(Seen(logits, tuple(map(torch.clone, (*runner.cache.keys, *runner.cache.values)))))
+    return seen
+
+
+def assert_agrees(runner: ModelRunner, arch: str, passes: range) -> None:
+    """Pass by pass the same results, and the same keys and values in the end."""
+    for index in passes:
+        got = runner.forward(runner.build(passes_of(arch)[index]))
+        assert_close(got, plain(arch)[index].logits, f"pass {index} differs")
+    for ours, theirs in zip(
+        (*runner.cache.keys, *runner.cache.values), plain(arch)[passes[-1]].cache, strict=True
+    ):
+        assert_close(ours, theirs)
+
+
+def assert_close(got: torch.Tensor, expected: torch.Tensor, text: str | None = None) -> None:
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=text)
 
 
 @pytest.mark.parametrize("arch", LAYERS)
@@ -118,32 +136,31 @@ def test_replayed_passes_are_what_passes_are(arch: str, recorder: TapeRecorder) 
 
 def assert_replays(arch: str, recorder: TapeRecorder) -> None:
     """In each bucket the trial, and every pass after it."""
-    passes = PASSES if arch == "llama" else [*PASSES[:3], PASSES[-1]]
-    pair_of(arch, recorder).assert_agree(passes, ModelRunner.forward)
+    passes = range(len(passes_of(arch)))
+    assert_agrees(runner_of(arch, recorder), arch, passes)
     assert recorder.num_replays == len(passes) - 1
 
 
 def test_a_recording_gives_hidden_states_too(recorder: TapeRecorder) -> None:
-    pair = pair_of("llama", recorder)
-    taps = {runner: runner.tap(HiddenSelection((0, 1), last=True)) for runner in (pair.plain, pair.recorded)}
-
-    def forward(runner: ModelRunner, batch: InputBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        taken = runner.forward_tapped(batch, taps[runner])
-        assert len(taken.features) == len(batch.input_ids)
-        return taken.logits, taken.features
-
-    pair.assert_agree(PASSES[:3], forward)
+    anew, recorded = runner_of("llama", None), runner_of("llama", recorder)
+    taps = {runner: runner.tap(HiddenSelection((0, 1), last=True)) for runner in (anew, recorded)}
+    for index, slices in enumerate(PASSES[:3]):
+        batch = recorded.build(slices)
+        expected, got = (runner.forward_tapped(batch, taps[runner]) for runner in (anew, recorded))
+        assert len(got.features) == len(batch.input_ids)
+        assert_close(got.features, expected.features, f"pass {index} differs")
+        assert_close(got.logits, plain("llama")[index].logits, f"pass {index} differs")
     # Passes that want no hidden states are others.
-    pair.assert_agree(PASSES[3:5], ModelRunner.forward)
+    assert_agrees(recorded, "llama", range(3, 5))
     assert recorder.num_replays == 4
 
 
 def test_results_stay_when_the_next_pass_comes(recorder: TapeRecorder) -> None:
-    pair = pair_of("llama", recorder)
-    pair.assert_agree(PASSES[:2], ModelRunner.forward)
-    kept = pair.recorded.forward(pair.recorded.build(PASSES[2]))
+    recorded = runner_of("llama", recorder)
+    assert_agrees(recorded, "llama", range(2))
+    kept = recorded.forward(recorded.build(PASSES[2]))
     copy = kept.clone()
-    pair.recorded.forward(pair.recorded.build(FIRST))
+    recorded.forward(recorded.build(FIRST))
     assert torch.equal(kept, copy)
 
 
@@ -221,7 +238,7 @@ def test_what_does_not_replay_is_launched_as_before(
     error: Exception | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = Wrong(error)
-    pair_of("llama", recorder).assert_agree(PASSES[:3], ModelRunner.forward)
+    assert_agrees(runner_of("llama", recorder), "llama", range(3))
     assert recorder.num_recorded == 1
     [record] = caplog.records
     assert record.levelname == "WARNING"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.sampling.logits import process_logits
-from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, uniform_rows
+from engine.sampling.row_group import RowGroup
 from engine.sampling.sampler import SampledRun, Sampler, SamplingTask
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.token_tree import EMPTY_TREE, Proposal, TokenTree

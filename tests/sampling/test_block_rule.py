@@ -7,7 +7,7 @@ import torch
 
 from engine.sampling import odds
 from engine.sampling.odds import Accepts, LawAt, block_chance, drawn_independently, residual
-from engine.sampling.verification import Verdict, verify_block, verify_siblings
+from engine.sampling.verification import Verdict
 from engine.token_tree import TokenTree
 from tests.sampling.enumeration import (
     TOLERANCE,
@@ -22,6 +22,7 @@ from tests.sampling.enumeration import (
     independently,
     random_tables,
 )
+from tests.sampling.rules import verify_block, verify_siblings
 
 BLOCK = Experiment(independently, verify_block)
 

@@ -8,14 +8,14 @@ import torch
 
 from engine.sampling import judging, sampler, verification
 from engine.sampling.choosing import choose_tokens
-from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream, uniform
 from engine.sampling.odds import BlockOdds, SiblingOdds, TypicalOdds, drawn_distinct, drawn_independently
+from engine.sampling.row_group import RowGroup
 from engine.sampling.sampler import Sampler
-from engine.sampling.verification import follow_typical, verify_block, verify_siblings
 from engine.sampling_params import SamplingParams, SpeculationParams
 from engine.token_tree import EMPTY_TREE, Proposal, TokenTree
-from tests.sampling import chi_square
+from tests.sampling import chi_square, rules
+from tests.sampling.rules import follow_typical, verify_block, verify_siblings
 from tests.sampling.table_model import (
     BLOCK,
     DRAFT,
@@ -102,8 +102,9 @@ def test_the_sampler_calls_the_enumerated_functions() -> None:
     for function in (SiblingOdds, BlockOdds, TypicalOdds, drawn_distinct, drawn_independently):
         assert vars(judging)[function.__name__] is function
     for odds in (SiblingOdds, BlockOdds, TypicalOdds):
-        assert vars(verification)[odds.__name__] is odds
-    assert vars(sampler)["verdict"] is verification.verdict
+        assert vars(rules)[odds.__name__] is odds
+    for module in (rules, sampler):
+        assert vars(module)["verdict"] is verification.verdict
 
 
 FLAT_MODEL = TableModel(3, vocab_size=4, spread=1.0)

@@ -6,8 +6,8 @@ import torch
 
 from engine.sampling import logits as pipeline
 from engine.sampling.logits import process_logits
-from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream
+from engine.sampling.row_group import RowGroup
 from engine.sampling_params import SamplingParams
 from engine.token_tree import TokenTree
 

@@ -20,7 +20,7 @@ from engine.sampling.odds import (
     drawn_independently,
     residual,
 )
-from engine.sampling.verification import Verdict, verify_siblings
+from engine.sampling.verification import Verdict
 from engine.token_tree import TokenTree
 from tests.sampling.enumeration import (
     TOLERANCE,
@@ -34,6 +34,7 @@ from tests.sampling.enumeration import (
     random_tables,
     without_replacement,
 )
+from tests.sampling.rules import verify_siblings
 
 
 def by(sibling_laws: SiblingLaws) -> Judge:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.sampling.odds import TYPICAL_DELTA, TYPICAL_EPSILON, typical_threshold
-from engine.sampling.verification import follow_typical
 from engine.token_tree import TokenTree
 from tests.sampling.enumeration import RunLaw, random_tables
+from tests.sampling.rules import follow_typical
 
 
 def test_the_threshold_is_medusas() -> None:

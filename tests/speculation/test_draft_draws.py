@@ -7,8 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.sampling.logits import process_logits
-from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream, gumbel_noise
+from engine.sampling.row_group import RowGroup
 from engine.sampling.sampler import Sampler, SamplingTask
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.token_tree import EMPTY_TREE, Proposal

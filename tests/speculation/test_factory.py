@@ -18,6 +18,7 @@ from engine.model.loaded_model import LoadedModel
 from engine.model.loader import wrap_model
 from engine.sampling_params import SamplingParams
 from engine.speculation.factory import build_speculator, load_drafts, lookup_settings
+from tests.operators import share_operators
 from tests.speculation.drafting import BLOCK_SIZE, NUM_BLOCKS, Blocks, Text, greedy_chain, propose
 from tests.tiny import EOS, VOCAB_SIZE, byte_tokenizer, save_tiny, tiny_model
 
@@ -68,6 +69,7 @@ def test_prompt_lookup_takes_its_sizes_and_the_targets_eos(tmp_path: Path) -> No
 @pytest.mark.parametrize("rows", [VOCAB_SIZE, VOCAB_SIZE + 61])
 def test_a_draft_model_is_loaded_like_the_target(tmp_path: Path, rows: int) -> None:
     """With an embedding of the target's size, or padded."""
+    share_operators(tmp_path / "cache")
     folder = save_tiny(tmp_path / "draft", "llama", seed=2, vocab_size=rows, max_position_embeddings=64)
     config = make_config(DraftModelSpeculation(draft_model=str(folder)), tmp_path)
     target = make_target()

@@ -22,6 +22,7 @@ from engine.speculation.target_ends import TargetEnds
 from engine.token_tree import TokenTree
 from tests.engines import drafter_of, load_tiny
 from tests.heads import DRAFT_IDS, eagle_config, features_of, random_eagle, random_medusa
+from tests.operators import share_operators
 from tests.tiny import VOCAB_SIZE, save_tiny, tiny_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -33,6 +34,7 @@ def save_eagle(folder: Path, **changes: Any) -> Path:
 
 
 def settings(tmp_path: Path, speculation: EagleSpeculation | MedusaSpeculation) -> EngineConfig:
+    share_operators(tmp_path)
     return EngineConfig(
         model=ModelConfig(model=str(tmp_path / "target"), dtype="float32", cache_dir=tmp_path, offline=True),
         cache=CacheConfig(block_size=4, num_kv_blocks=64),

@@ -13,8 +13,8 @@ from engine.model.attention.cpu import CpuAttention
 from engine.model.input_batch import SequenceSlice
 from engine.model.kv_cache import LayerShape, PagedKVCache
 from engine.sampling.logits import process_logits
-from engine.sampling.metadata import RowGroup
 from engine.sampling.noise import NoiseKey, Stream, gumbel_noise
+from engine.sampling.row_group import RowGroup
 from engine.sampling_params import SamplingParams
 from engine.speculation.chain import GREEDY, ChainPlan, ChainWish
 from engine.speculation.confidence import NUM_BINS, bin_of

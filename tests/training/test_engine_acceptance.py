@@ -138,7 +138,9 @@ def in_training(objective: Objective, features: Features, row: Stored, places: l
     return objective.acceptance(replace(batch, **parts), CHAIN)
 
 
-def compared(trained: Trained, llm: LLM) -> tuple[Acceptance, list[int], list[int]]:
+def compared(
+    trained: Trained, llm: LLM, max_rows: int = len(PROMPTS)
+) -> tuple[Acceptance, list[int], list[int]]:
     """What training counts, and what the engine does: drafts that stand, and those whose parents do."""
     head, features = trained.head, trained.features
     parts = TargetParts.of(tiny_model(num_hidden_layers=LAYERS))
@@ -147,7 +149,7 @@ def compared(trained: Trained, llm: LLM) -> tuple[Acceptance, list[int], list[in
     objective = Objective(EagleDrafter(head, parts.embeddings, parts.output), vocabulary, Weights())
     counted: list[Acceptance] = []
     accepted: list[int] = []
-    for row in (*features.train, *features.held_out):
+    for row in (*features.train, *features.held_out)[:max_rows]:
         found = in_engine(llm, features, row)
         accepted += found.values()
         counted.append(in_training(objective, features, row, list(found)))
@@ -191,5 +193,5 @@ def other_ids(llm: LLM) -> None:
 def test_planted_errors_are_found(trained: Trained, plant) -> None:  # type: ignore[no-untyped-def]
     llm = trained.build()
     plant(llm)
-    counts, right, _ = compared(trained, llm)
-    assert sum(counts.right) - sum(right) > 20
+    counts, right, _ = compared(trained, llm, max_rows=4)
+    assert sum(counts.right) - sum(right) > 8

@@ -5,7 +5,6 @@ the same bits alone, in a batch, in a chunk, or as a draft node. The cost is lin
 """
 
 import itertools
-from collections.abc import Sequence
 
 import torch
 
@@ -35,11 +34,15 @@ class CpuAttention:
 
 
 class CpuPlan:
-    """One forward pass of CpuAttention: the batch as flat tables of integers, made once for all layers."""
+    """One forward pass of CpuAttention: the batch as flat tables of integers, made once for all layers.
+
+    Attributes:
+        cache: Keys and values of all layers.
+    """
 
     def __init__(self, operators: CpuOperators, batch: InputBatch, cache: PagedKVCache) -> None:
         self._attend = operators.attend
-        self._cache = cache
+        self.cache = cache
         self._slots = batch.slots
         self._visible = batch.visible
         self._ancestors = batch.ancestors
@@ -54,17 +57,10 @@ class CpuPlan:
             dtype=torch.int64,
         )
 
-    def tables(self, layers: Sequence[int]) -> tuple[list[torch.Tensor] | torch.Tensor, ...]:
-        """What an operator needs that attends for several layers: their keys, their values and the tables."""
-        return (
-            [self._cache.keys[layer] for layer in layers],
-            [self._cache.values[layer] for layer in layers],
-            self._slots,
-            self._spans,
-            self._context,
-            self._visible,
-            self._ancestors,
-        )
+    @property
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        """What an operator needs, besides keys and values, that attends for several layers."""
+        return self._slots, self._spans, self._context, self._visible, self._ancestors
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: LayerOptions
@@ -74,8 +70,8 @@ class CpuPlan:
             query,
             key,
             value,
-            self._cache.keys[layer],
-            self._cache.values[layer],
+            self.cache.keys[layer],
+            self.cache.values[layer],
             self._slots,
             self._spans,
             self._context,

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "room.h"
 
 namespace {
 
@@ -200,16 +201,23 @@ void softmax_step(float* scores, int64_t from, int64_t to, const Options& option
   query.peak = peak;
 }
 
+// What a thread works in. It stays from job to job: a job is so short that getting memory, and filling it, would show.
+template <typename Number>
+struct Desk {
+  Room<Number> keys;
+  Room<float> wide_keys, wide_values, scores;
+};
+
 // Number: what keys and values are in the cache.
 template <typename Number>
 class Worker {
  public:
-  Worker(const Shape& shape, const Options& options, const Number* keys, const Number* values)
-      : shape_(shape), options_(options), keys_(keys), values_(values), tile_keys_(shape.key_dim * TILE),
-        scores_(ROW_BLOCK * shape.group * TILE) {
+  Worker(const Shape& shape, const Options& options, const Number* keys, const Number* values, Desk<Number>& desk)
+      : shape_(shape), options_(options), keys_(keys), values_(values),
+        tile_keys_(desk.keys.with(shape.key_dim * TILE)), scores_(desk.scores.with(ROW_BLOCK * shape.group * TILE)) {
     if constexpr (!std::is_same_v<Number, float>) {
-      wide_keys_.resize(shape.key_dim * TILE);
-      wide_values_.resize(shape.value_dim * TILE);
+      wide_keys_ = desk.wide_keys.with(shape.key_dim * TILE);
+      wide_values_ = desk.wide_values.with(shape.value_dim * TILE);
     }
   }
 
@@ -306,7 +314,7 @@ class Worker {
       const Number* keys[WIDTH];
       for (int64_t i = 0; i < WIDTH; ++i)  // Behind the end any key will do: its scores are not used.
         keys[i] = keys_ + (slots[std::min(begin + i, length - 1)] * shape_.num_kv_heads + kv_head) * key_dim;
-      transpose(keys, key_dim, tile_keys_.data() + begin, TILE);
+      transpose(keys, key_dim, tile_keys_ + begin, TILE);
     }
   }
 
@@ -317,10 +325,10 @@ class Worker {
       if (num_rows * shape_.group > TOGETHER) {
         const float* values[TILE];
         widen_tile(used, values);
-        return step_on(wide_keys_.data(), values, rows, num_rows, queries, base, used);
+        return step_on(wide_keys_, values, rows, num_rows, queries, base, used);
       }
     }
-    step_on(tile_keys_.data(), tile_values_, rows, num_rows, queries, base, used);
+    step_on(tile_keys_, tile_values_, rows, num_rows, queries, base, used);
   }
 
   // Floats of the tile's first keys and values, for all queries that read them.
@@ -340,7 +348,7 @@ class Worker {
     const int64_t num_queries = num_rows * shape_.group;
     const auto ask = [&] { ahead_.ask(lines_at_a_time_); };
     for (int64_t q = 0; q < num_queries; q += TOGETHER) {
-      float* scores = scores_.data() + q * TILE;
+      float* scores = scores_ + q * TILE;
       switch (num_queries - q) {
         case 1: all_dots<1, 8>(queries + q, tile_keys, used, shape_.key_dim, scores, ask); break;
         case 2: all_dots<2, 4>(queries + q, tile_keys, used, shape_.key_dim, scores, ask); break;
@@ -356,10 +364,10 @@ class Worker {
         ++count;
       if (part.from >= part.to) continue;
       for (int64_t i = q; i < q + count; ++i) {
-        softmax_step(scores_.data() + i * TILE, part.from, part.to, options_, queries[i]);
+        softmax_step(scores_ + i * TILE, part.from, part.to, options_, queries[i]);
         ask();
       }
-      const float* weights = scores_.data() + q * TILE;
+      const float* weights = scores_ + q * TILE;
       const int64_t dim = shape_.value_dim;
       switch (count) {
         case 1: add_all_values<1, 8>(queries + q, weights, values, part.from, part.to, dim); break;
@@ -384,8 +392,8 @@ class Worker {
   const Options& options_;
   const Number* keys_;
   const Number* values_;
-  std::vector<Number> tile_keys_;
-  std::vector<float> wide_keys_, wide_values_, scores_;
+  Number* tile_keys_;
+  float *wide_keys_ = nullptr, *wide_values_ = nullptr, *scores_;
   const Number* tile_values_[TILE];
   Ahead ahead_;
   int64_t lines_at_a_time_ = 0;

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
 _HEADERS = (
-    *("attention.h", "elementwise.h", "few_bits.h", "heads.h", "int8.h", "lanes.h", "panels.h", "sampling.h"),
-    *("six_bits.h", "six_steps.h", "steps.h", "team.h"),
+    *("attention.h", "elementwise.h", "few_bits.h", "heads.h", "int8.h", "lanes.h", "layers.h", "panels.h"),
+    *("room.h", "sampling.h", "six_bits.h", "six_steps.h", "steps.h", "team.h"),
 )
 _FILES = ("operators.cpp", *_HEADERS)
 _FLAGS = (
@@ -72,7 +72,8 @@ class CpuOperators:
         rms_norm: RMSNorm over the last dimension.
         gate_silu, gate_gelu_tanh: The activation of a gated feed-forward layer.
         rotate: Rotary positions for queries and keys that come from one matrix.
-        run_layers: All decoder layers of a model, and what goes into wanted ones.
+        hold_layers: All decoder layers of a model with their caches, for `run_layers`.
+        run_layers: A pass through them, and what goes into wanted ones.
         use_threads: How many threads work for the calling one; 0 is as many as would for torch.
         truncate_rows: Temperature, top_k, top_p and min_p on rows of logits.
         top_rows: The highest entries of rows of logits under keyed Gumbel noise.
@@ -89,6 +90,7 @@ class CpuOperators:
     gate_silu: Any
     gate_gelu_tanh: Any
     rotate: Any
+    hold_layers: Any
     run_layers: Any
     use_threads: Any
     truncate_rows: Any
@@ -152,7 +154,7 @@ def _compile(library: Path, flags: tuple[str, ...]) -> None:
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     if shutil.which(compiler[0]) is None:
         raise CannotBuild(f"there is no C++ compiler {compiler[0]!r} to build them with (set CXX to yours)")
-    logger.info("building the C++ operators, once (about 15 seconds)")
+    logger.info("building the C++ operators, once (about half a minute)")
     began = time.perf_counter()
     torch_folder, here = Path(torch.__file__).parent, Path(__file__).parent
     compiled = library.with_suffix(".o")

@@ -81,21 +81,38 @@ constexpr int64_t BYTES = BLOCK * PANEL * BITS / 8;  // Of a panel's numbers.
 // The fifth bits of a block's numbers lie behind the others, those of QUADS / 2 quads together.
 constexpr int64_t FIFTHS = PANEL / 2 * 4;
 
+#if defined(__AVX2__)
+// Adds to products [M][2] those of four inputs: their numbers, of eight outputs in `low` and of the next in `high`, times
+// four numbers of each of M rows, `stride` bytes apart.
+template <int M>
+__attribute__((always_inline)) inline void multiply_quad(__m256i low, __m256i high, const int8_t* rows, int64_t stride,
+                                                         __m256i (&products)[M][2]) {
+#pragma GCC unroll 6
+  for (int m = 0; m < M; ++m) {
+    __m256i product, four;
+    // In assembly because compilers interleave the rows and then run out of registers.
+    asm("vpbroadcastd %6, %3\n\t"
+        "vpmaddubsw %3, %4, %2\n\t"
+        "vpmaddubsw %3, %5, %3\n\t"
+        "vpaddw %2, %0, %0\n\t"
+        "vpaddw %3, %1, %1"
+        : "+x"(products[m][0]), "+x"(products[m][1]), "=&x"(product), "=&x"(four)
+        : "x"(low), "x"(high), "m"(*reinterpret_cast<const int32_t*>(rows + m * stride)));
+  }
+}
+#endif
+
 // Adds one block's share to sums [M, PANEL]: M rows of activations times the weights of a panel.
 //   weights: [QUADS, PANEL / 2, 4], a number's low bits in the low half of a byte and those of eight outputs on in the
 //   high one; then, with five bits, [2, PANEL / 2, 4], bit 2 * (quad % 4) of each byte the number's fifth, the next one
 //   that of eight outputs on; scales: float16 [2, PANEL], scales and least values; rows: BLOCK numbers each, `stride`
 //   apart; factors: one each, `stride` bytes apart.
 template <int BITS, int M>
-void block(const uint8_t* weights, const uint16_t* scales, const int8_t* rows, const uint8_t* factors, int64_t stride,
-           float* sums) {
+__attribute__((always_inline)) inline void block(const uint8_t* weights, const uint16_t* scales, const int8_t* rows,
+                                                 const uint8_t* factors, int64_t stride, float* sums) {
 #if defined(__AVX2__)
-  alignas(32) static constexpr uint64_t MASKS[2][4] = {
-      {0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f},
-      {0x1010101010101010, 0x1010101010101010, 0x1010101010101010, 0x1010101010101010}};
-  const auto& low_half = *reinterpret_cast<const __m256i*>(MASKS[0]);
-  const auto& fifth = *reinterpret_cast<const __m256i*>(MASKS[1]);
   constexpr int64_t RUN = BITS == 4 ? QUADS : QUADS / 2;  // Quads of which 16 bits hold the sums.
+  const __m256i low_half = _mm256_set1_epi8(0x0f), fifth = _mm256_set1_epi8(0x10), ones = _mm256_set1_epi16(1);
   _mm_prefetch(reinterpret_cast<const char*>(scales + AHEAD * 2 * PANEL), _MM_HINT_T0);
   __m256i totals[M][2];
 #pragma GCC unroll 2
@@ -107,50 +124,44 @@ void block(const uint8_t* weights, const uint16_t* scales, const int8_t* rows, c
       if (begin == 0) _mm_prefetch(reinterpret_cast<const char*>(source) + AHEAD * BYTES<BITS>, _MM_HINT_T0);
       fifths = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
     }
-#pragma GCC unroll 1  // Unrolled it does not keep the products in registers.
-    for (int64_t quad = begin; quad < begin + RUN; ++quad) {
-      const auto* source = reinterpret_cast<const __m256i*>(weights) + quad;
-      if (quad % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(source) + AHEAD * BYTES<BITS>, _MM_HINT_T0);
-      const __m256i both = _mm256_loadu_si256(source);
-      __m256i low, high;
-      // In assembly because compilers interleave the rows and then run out of registers; the masks stay in memory.
-      asm("vpand %2, %1, %0" : "=x"(low) : "x"(both), "m"(low_half));
-      asm("vpand %2, %1, %0" : "=x"(high) : "x"(_mm256_srli_epi16(both, 4)), "m"(low_half));
-      if constexpr (BITS == 5) {
-        // Shifting by 16 bits moves bits from byte to byte, but never into the two that are next.
-        __m256i more;
-        asm("vpand %2, %1, %0" : "=x"(more) : "x"(_mm256_slli_epi16(fifths, 4)), "m"(fifth));
-        low = _mm256_or_si256(low, more);
-        asm("vpand %2, %1, %0" : "=x"(more) : "x"(_mm256_slli_epi16(fifths, 3)), "m"(fifth));
-        high = _mm256_or_si256(high, more);
-        fifths = _mm256_srli_epi16(fifths, 2);
-      }
-      for (int m = 0; m < M; ++m) {
-        int32_t four;
-        std::memcpy(&four, rows + m * stride + quad * 4, sizeof(four));
-        const __m256i all = _mm256_set1_epi32(four);
-        asm("vpaddw %1, %0, %0" : "+x"(products[m][0]) : "x"(_mm256_maddubs_epi16(low, all)));
-        asm("vpaddw %1, %0, %0" : "+x"(products[m][1]) : "x"(_mm256_maddubs_epi16(high, all)));
+#pragma GCC unroll 1
+    for (int64_t pair = begin; pair < begin + RUN; pair += 2) {
+      const auto* source = reinterpret_cast<const __m256i*>(weights) + pair;
+      _mm_prefetch(reinterpret_cast<const char*>(source) + AHEAD * BYTES<BITS>, _MM_HINT_T0);
+#pragma GCC unroll 2
+      for (int64_t quad = 0; quad < 2; ++quad) {
+        const __m256i both = _mm256_loadu_si256(source + quad);
+        __m256i low = _mm256_and_si256(both, low_half), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half);
+        if constexpr (BITS == 5) {
+          // Shifting by 16 bits moves bits from byte to byte, but never into the two that are next.
+          low = _mm256_or_si256(low, _mm256_and_si256(_mm256_slli_epi16(fifths, 4), fifth));
+          high = _mm256_or_si256(high, _mm256_and_si256(_mm256_slli_epi16(fifths, 3), fifth));
+          fifths = _mm256_srli_epi16(fifths, 2);
+        }
+        multiply_quad<M>(low, high, rows + (pair + quad) * 4, stride, products);
       }
     }
+#pragma GCC unroll 6
     for (int m = 0; m < M; ++m)
       for (int half = 0; half < 2; ++half) {
-        const __m256i sum = _mm256_madd_epi16(products[m][half], _mm256_set1_epi16(1));
+        const __m256i sum = _mm256_madd_epi16(products[m][half], ones);
         totals[m][half] = begin == 0 ? sum : _mm256_add_epi32(totals[m][half], sum);
       }
   }
-#pragma GCC unroll 2
+  __m256 scale[2], least[2];
   for (int half = 0; half < 2; ++half) {
-    const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + half * 8)));
-    const __m256 least = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + PANEL + half * 8)));
-    for (int m = 0; m < M; ++m) {
-      Factors own;
-      std::memcpy(&own, factors + m * stride, sizeof(own));
+    scale[half] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + half * 8)));
+    least[half] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + PANEL + half * 8)));
+  }
+#pragma GCC unroll 6
+  for (int m = 0; m < M; ++m) {
+    Factors own;
+    std::memcpy(&own, factors + m * stride, sizeof(own));
+    for (int half = 0; half < 2; ++half) {
       float* sum = sums + m * PANEL + half * 8;
-      const __m256 product = _mm256_cvtepi32_ps(totals[m][half]);
-      const __m256 weight = _mm256_mul_ps(scale, _mm256_set1_ps(own.scale));
-      const __m256 first = _mm256_fmadd_ps(product, weight, _mm256_loadu_ps(sum));
-      _mm256_storeu_ps(sum, _mm256_fmadd_ps(least, _mm256_set1_ps(own.sum), first));
+      const __m256 weight = _mm256_mul_ps(scale[half], _mm256_set1_ps(own.scale));
+      const __m256 first = _mm256_fmadd_ps(_mm256_cvtepi32_ps(totals[m][half]), weight, _mm256_loadu_ps(sum));
+      _mm256_storeu_ps(sum, _mm256_fmadd_ps(least[half], _mm256_set1_ps(own.sum), first));
     }
   }
 #else

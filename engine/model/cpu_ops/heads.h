@@ -8,11 +8,12 @@ namespace {
 
 // A draft head. Its parameters:
 //   norms of embedding, hidden state and output (empty where there is none), three of fc, three of the output layer
-//   (each weights, scales, bias; empty where there is none), then 14 per layer, see run_layers.
+//   (each weights, scales, bias; empty where there is none), then those of its layers, see Layer.
 // sizes: whether fc joins embedding and hidden state (EAGLE-1) and not the first layer's attention (EAGLE-3), whether
 //   the first layer norms what fc gives, whether the first layer's residual is the normed hidden state, whether the
-//   next pass gets the normed output, outputs of fc, of the output layer, heads that may be chosen; then 8 per layer.
-// factors: eps of the norms, then 4 per layer.
+//   next pass gets the normed output, outputs of fc, of the output layer, heads that may be chosen; then those of its
+//   layers.
+// factors: eps of the norms, then those of its layers.
 struct Head {
   static constexpr size_t PARAMETERS = 9, SIZES = 7, FACTORS = 1;
   at::TensorList parameters;
@@ -24,6 +25,16 @@ struct Head {
     return parameters[place].numel() ? rms_norm(x, parameters[place], factors[0]) : x;
   }
 
+  Layer layer(size_t number) const {
+    return {parameters.slice(PARAMETERS + Layer::PARAMETERS * number, Layer::PARAMETERS),
+            sizes.slice(SIZES + Layer::SIZES * number, Layer::SIZES),
+            factors.slice(FACTORS + Layer::FACTORS * number, Layer::FACTORS), key_caches[number], value_caches[number]};
+  }
+
+  at::Tensor linear(const at::Tensor& x, size_t place, int64_t out_features) const {
+    return linear_packed(x, parameters[place], parameters[place + 1], parameters[place + 2], out_features);
+  }
+
   // hidden, embedded: [1, T, size]. Returns what the last layer gives, [1, T, size].
   at::Tensor run(const at::Tensor& hidden, const at::Tensor& embedded, const at::Tensor& cosine,
                  const at::Tensor& sine, const Tables& tables) const {
@@ -31,18 +42,18 @@ struct Head {
     const at::Tensor joined = at::cat({normed(embedded, 0), own_hidden}, 2);
     at::Tensor x, input;
     if (sizes[0]) {
-      x = linear_of(joined, parameters.slice(3, 3), sizes[4]);
+      x = linear(joined, 3, sizes[4]);
       input = sizes[1] ? rms_norm(x, parameters[PARAMETERS], factors[FACTORS]) : x;
     } else {
       x = (sizes[2] ? own_hidden : hidden).clone(at::MemoryFormat::Contiguous);
       input = joined;
     }
-    for (size_t layer = 0; layer < key_caches.size(); ++layer) {
-      const at::TensorList own = parameters.slice(PARAMETERS + 14 * layer, 14);
-      const at::ArrayRef<double> factor = factors.slice(FACTORS + 4 * layer, 4);
-      if (layer) input = rms_norm(x, own[0], factor[0]);
-      decoder_layer(x, input, own, sizes.slice(SIZES + 8 * layer, 8), factor, cosine, sine, key_caches[layer],
-                    value_caches[layer], tables);
+    Workspace work;
+    for (size_t number = 0; number < key_caches.size(); ++number) {
+      const Layer own = layer(number);
+      if (number) input = rms_norm(x, own.parameters[0], own.factors[0]);
+      own.run(x.mutable_data_ptr<float>(), input.const_data_ptr<float>(), x.size(1), input.size(2), cosine, sine, tables,
+              work);
     }
     return x;
   }
@@ -50,7 +61,7 @@ struct Head {
   // Logits of states [1, R, size], [1, R, outputs], and what the states' children get in a hidden state's place.
   std::tuple<at::Tensor, at::Tensor> score(const at::Tensor& out) const {
     const at::Tensor state = normed(out, 2);
-    return {linear_of(state, parameters.slice(6, 3), sizes[5]), sizes[3] ? state : out};
+    return {linear(state, 6, sizes[5]), sizes[3] ? state : out};
   }
 };
 

@@ -49,6 +49,13 @@ inline Lanes load(const c10::BFloat16* source) {
 
 inline void store(float* target, Lanes lanes) { std::memcpy(target, &lanes, sizeof(lanes)); }
 
+// Has a cache line brought near that is read soon.
+inline void prefetch([[maybe_unused]] const void* place) {
+#ifdef __AVX__
+  _mm_prefetch(static_cast<const char*>(place), _MM_HINT_T0);
+#endif
+}
+
 inline float add_lanes(Lanes x) { return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); }
 
 // target[i] = source[i], exactly.

@@ -6,6 +6,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -22,6 +23,7 @@
 #include "few_bits.h"
 #include "int8.h"
 #include "lanes.h"
+#include "room.h"
 #include "sampling.h"
 #include "six_bits.h"
 #include "six_steps.h"
@@ -42,7 +44,46 @@ void for_pieces(int64_t count, int64_t piece, const Function& function) {
   Team::instance().share(count, piece, num_threads(), function);
 }
 
+// Calls function(row) for every row; in parallel where there is enough to do. cost: of a row, in additions or the like.
+template <typename Function>
+void for_rows(int64_t rows, int64_t cost, const Function& function) {
+  for_pieces(rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(cost, 1)), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) function(row);
+  });
+}
+
 void use_threads(int64_t count) { own_threads = static_cast<int>(count); }
+
+// Norms rows [rows, size]; weight: [size].
+void rms_norm_into(const float* x, int64_t rows, const at::Tensor& weight_, double eps, float* out) {
+  const int64_t size = weight_.numel();
+  const auto* weight = weight_.const_data_ptr<float>();
+  for_rows(rows, 2 * size, [&](int64_t row) {
+    rms_norm_row(x + row * size, weight, size, static_cast<float>(eps), out + row * size);
+  });
+}
+
+// [rows, 2 * size] to [rows, size].
+template <float (*activation)(float)>
+void gate_into(const float* x, int64_t rows, int64_t size, float* out) {
+  for_rows(rows, 8 * size, [&](int64_t row) { gate_row<activation>(x + row * 2 * size, size, out + row * size); });
+}
+
+// Turns the first `turned` of the heads [tokens, all_heads, dim]; the others stay as they are. cosine and sine: [1,
+// tokens, dim].
+void rotate_into(const float* x, int64_t tokens, int64_t all_heads, int64_t turned, const at::Tensor& cosine,
+                 const at::Tensor& sine, float* out) {
+  const int64_t dim = cosine.size(-1);
+  TORCH_CHECK(cosine.numel() == tokens * dim && sine.numel() == tokens * dim, "rotary positions of another shape");
+  const auto* cosines = cosine.const_data_ptr<float>();
+  const auto* sines = sine.const_data_ptr<float>();
+  for_rows(tokens, 2 * all_heads * dim, [&](int64_t t) {
+    const int64_t row = t * all_heads * dim, rest = row + turned * dim;
+    for (int64_t h = 0; h < turned; ++h)
+      rotate_head(x + row + h * dim, cosines + t * dim, sines + t * dim, dim, out + row + h * dim);
+    std::copy(x + rest, x + row + all_heads * dim, out + rest);
+  });
+}
 
 // A block of one sequence's rows and some of the key/value heads.
 struct Item {
@@ -60,99 +101,122 @@ void with_cached_type(const at::Tensor& cache, const Function& function) {
   }
 }
 
-// Keys and values [1, heads, tokens, dim] to the slots of [slots, heads, dim], rounded to the cache's type.
+// Heads of tokens: a head's numbers lie together.
+struct Heads {
+  const float* data;
+  int64_t count, dim, head_stride, token_stride;
+
+  const float* at(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
+};
+
+// Keys or values of tokens to the slots of [slots, heads, dim], rounded to the cache's type.
 template <typename Number>
-void write_slots(const at::Tensor& tokens, const at::Tensor& slots, at::Tensor& cache) {
-  const auto* slot = slots.const_data_ptr<int64_t>();
-  const auto* source = tokens.const_data_ptr<float>();
-  auto* target = cache.mutable_data_ptr<Number>();
-  const int64_t heads = tokens.size(1), dim = tokens.size(3), head_stride = tokens.stride(1),
-                token_stride = tokens.stride(2);
-  for_pieces(tokens.size(2), 64, [&](int64_t begin, int64_t end) {
+void write_slots(const Heads& heads, int64_t num_tokens, const int64_t* slot, Number* target) {
+  for_pieces(num_tokens, 64, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
-      for (int64_t h = 0; h < heads; ++h)
-        narrow(source + t * token_stride + h * head_stride, dim, target + (slot[t] * heads + h) * dim);
+      for (int64_t h = 0; h < heads.count; ++h)
+        narrow(heads.at(t, h), heads.dim, target + (slot[t] * heads.count + h) * heads.dim);
+  });
+}
+
+// Where the tokens of a pass go, and what they see. spans: int64 [S, 5]: begin, end, num_committed, num_slots, offset
+// into context. See CpuAttention.
+struct Tables {
+  at::Tensor slots, spans, context, visible, ancestors;
+};
+
+// Blocks of rows and heads to be worked on one by one, those that see the most first.
+std::vector<Item> items_of(const std::vector<Span>& spans, int64_t num_kv_heads) {
+  const int64_t threads = num_threads();
+  int64_t blocks = 0;
+  for (const Span& span : spans) blocks += (span.end - span.begin + ROW_BLOCK - 1) / ROW_BLOCK;
+  // All heads at once, unless some threads would then have nothing to do.
+  const int64_t heads = blocks >= 2 * threads ? num_kv_heads : 1;
+  // Of one block alone the heads that are left over once each thread has had as many are shared out by rows.
+  const int64_t left_over = blocks == 1 && num_kv_heads > threads ? num_kv_heads % threads : 0;
+  std::vector<Item> items;
+  for (int64_t s = 0; s < static_cast<int64_t>(spans.size()); ++s)
+    for (int64_t begin = spans[s].begin; begin < spans[s].end; begin += ROW_BLOCK) {
+      const int64_t end = std::min(begin + ROW_BLOCK, spans[s].end);
+      for (int64_t head = 0; head < num_kv_heads; head += heads) {
+        const bool is_shared = head >= num_kv_heads - left_over;
+        const int64_t rows = is_shared ? ((end - begin) * left_over + threads - 1) / threads : ROW_BLOCK;
+        for (int64_t from = begin; from < end; from += rows)
+          items.push_back({s, from, std::min(from + rows, end), head, std::min(head + heads, num_kv_heads)});
+      }
+    }
+  std::reverse(items.begin(), items.end());  // The last rows of a chunk see the most.
+  return items;
+}
+
+// Stores keys and values of a layer's tokens, and attends: out [tokens, heads, value_dim]. Queries, keys and values are of
+// float32, caches of float32, float16 or bfloat16.
+void attend_into(const Heads& query, const Heads& key, const Heads& value, const at::Tensor& key_cache,
+                 const at::Tensor& value_cache, const Tables& tables, const Options& options, float* out) {
+  const int64_t num_tokens = tables.slots.size(0);
+  const Shape shape{query.count, key.count, key.dim, value.dim, query.count / key.count};
+  const auto* span_data = tables.spans.const_data_ptr<int64_t>();
+  const auto* visible = tables.visible.const_data_ptr<int64_t>();
+  const auto* words = tables.ancestors.const_data_ptr<int64_t>();
+  std::vector<Span> spans;
+  for (int64_t s = 0; s < tables.spans.size(0); ++s) {
+    const int64_t* row = span_data + s * 5;
+    spans.push_back({row[0], row[1], row[2], row[3], tables.context.const_data_ptr<int64_t>() + row[4]});
+  }
+  const std::vector<Item> items = items_of(spans, shape.num_kv_heads);
+  const auto run = [&](auto& worker, const Item& item) {
+    thread_local std::vector<Row> rows;
+    thread_local std::vector<Query> queries;
+    rows.clear();
+    queries.clear();
+    for (int64_t t = item.begin; t < item.end; ++t) {
+      const int64_t count = visible[t] + std::popcount(static_cast<uint64_t>(words[t]));
+      rows.push_back({options.window == 0 ? 0 : std::max<int64_t>(0, count - options.window), count});
+    }
+    for (int64_t kv_head = item.first_head; kv_head < item.end_head; ++kv_head)
+      for (int64_t t = item.begin; t < item.end; ++t)
+        for (int64_t h = kv_head * shape.group; h < (kv_head + 1) * shape.group; ++h) {
+          float* target = out + (t * shape.num_heads + h) * shape.value_dim;
+          std::fill(target, target + shape.value_dim, 0.0f);
+          queries.push_back({query.at(t, h), target, h, -std::numeric_limits<float>::infinity(), 0.0f, 0.0f});
+        }
+    worker.attend(spans[item.span], rows, words + item.begin, queries, item.first_head, item.end_head);
+    for (Query& each : queries) worker.finish(each);
+  };
+  TORCH_CHECK(key_cache.scalar_type() == value_cache.scalar_type(), "keys and values are of one type");
+  with_cached_type(key_cache, [&](auto number) {
+    using Number = decltype(number);
+    auto* keys = static_cast<Number*>(key_cache.data_ptr());
+    auto* values = static_cast<Number*>(value_cache.data_ptr());
+    const auto* slots = tables.slots.const_data_ptr<int64_t>();
+    write_slots(key, num_tokens, slots, keys);
+    write_slots(value, num_tokens, slots, values);
+    for_pieces(items.size(), 1, [&](int64_t first, int64_t last) {
+      thread_local Desk<Number> desk;
+      Worker<Number> worker(shape, options, keys, values, desk);
+      for (int64_t i = first; i < last; ++i) run(worker, items[i]);
+    });
   });
 }
 
 at::Tensor dense_heads(const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); }
 
-// spans: int64 [S, 5]: begin, end, num_committed, num_slots, offset into context. See CpuAttention. Queries, keys and
-// values are of float32, caches of float32, float16 or bfloat16.
-at::Tensor attend(const at::Tensor& query_, const at::Tensor& key, const at::Tensor& value, at::Tensor key_cache,
+// x: [1, heads, tokens, dim].
+Heads heads_of(const at::Tensor& x) {
+  return {x.const_data_ptr<float>(), x.size(1), x.size(3), x.stride(1), x.stride(2)};
+}
+
+at::Tensor attend(const at::Tensor& query_, const at::Tensor& key_, const at::Tensor& value_, at::Tensor key_cache,
                   at::Tensor value_cache, const at::Tensor& slots, const at::Tensor& spans, const at::Tensor& context,
                   const at::Tensor& visible, const at::Tensor& ancestors, double scale, int64_t window, double softcap,
                   const std::optional<at::Tensor>& sinks) {
-  TORCH_CHECK(key_cache.scalar_type() == value_cache.scalar_type(), "keys and values are of one type");
-  with_cached_type(key_cache, [&](auto number) {
-    write_slots<decltype(number)>(dense_heads(key), slots, key_cache);
-    write_slots<decltype(number)>(dense_heads(value), slots, value_cache);
-  });
-  const at::Tensor query = dense_heads(query_);
-  const Shape shape{query.size(1), key.size(1), key.size(3), value.size(3), query.size(1) / key.size(1)};
+  const at::Tensor query = dense_heads(query_), key = dense_heads(key_), value = dense_heads(value_);
   const at::Tensor sink = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
   const Options options{static_cast<float>(scale), window, static_cast<float>(softcap),
                         sink.defined() ? sink.const_data_ptr<float>() : nullptr};
-  const int64_t num_tokens = query.size(2), head_stride = query.stride(1), token_stride = query.stride(2);
-  at::Tensor out = at::zeros({1, num_tokens, shape.num_heads, shape.value_dim}, query.options());
-
-  const auto* span_data = spans.const_data_ptr<int64_t>();
-  const auto* visible_data = visible.const_data_ptr<int64_t>();
-  const auto* words = ancestors.const_data_ptr<int64_t>();
-  std::vector<Span> all_spans;
-  std::vector<Item> items;
-  int64_t blocks = 0;
-  for (int64_t s = 0; s < spans.size(0); ++s) {
-    const int64_t* row = span_data + s * 5;
-    all_spans.push_back({row[0], row[1], row[2], row[3], context.const_data_ptr<int64_t>() + row[4]});
-    blocks += (row[1] - row[0] + ROW_BLOCK - 1) / ROW_BLOCK;
-  }
-  // All heads at once, unless some threads would then have nothing to do.
-  const int64_t threads = num_threads(), heads = blocks >= 2 * threads ? shape.num_kv_heads : 1;
-  // Of one block alone the heads that are left over once each thread has had as many are shared out by rows.
-  const int64_t left_over = blocks == 1 && shape.num_kv_heads > threads ? shape.num_kv_heads % threads : 0;
-  for (int64_t s = 0; s < spans.size(0); ++s)
-    for (int64_t begin = all_spans[s].begin; begin < all_spans[s].end; begin += ROW_BLOCK) {
-      const int64_t end = std::min(begin + ROW_BLOCK, all_spans[s].end);
-      for (int64_t head = 0; head < shape.num_kv_heads; head += heads) {
-        const bool is_shared = head >= shape.num_kv_heads - left_over;
-        const int64_t rows = is_shared ? ((end - begin) * left_over + threads - 1) / threads : ROW_BLOCK;
-        for (int64_t from = begin; from < end; from += rows)
-          items.push_back({s, from, std::min(from + rows, end), head, std::min(head + heads, shape.num_kv_heads)});
-      }
-    }
-  const auto* queries_data = query.const_data_ptr<float>();
-  auto* out_data = out.mutable_data_ptr<float>();
-  std::reverse(items.begin(), items.end());  // The last rows of a chunk see the most.
-  const auto run = [&](auto& worker, int64_t first_item, int64_t last_item) {
-    std::vector<Row> rows;
-    std::vector<Query> queries;
-    for (int64_t i = first_item; i < last_item; ++i) {
-      const Span& span = all_spans[items[i].span];
-      const int64_t begin = items[i].begin, end = items[i].end;
-      rows.clear();
-      queries.clear();
-      for (int64_t t = begin; t < end; ++t) {
-        const int64_t count = visible_data[t] + std::popcount(static_cast<uint64_t>(words[t]));
-        rows.push_back({window == 0 ? 0 : std::max<int64_t>(0, count - window), count});
-      }
-      for (int64_t kv_head = items[i].first_head; kv_head < items[i].end_head; ++kv_head)
-        for (int64_t t = begin; t < end; ++t)
-          for (int64_t h = kv_head * shape.group; h < (kv_head + 1) * shape.group; ++h)
-            queries.push_back({queries_data + h * head_stride + t * token_stride,
-                               out_data + (t * shape.num_heads + h) * shape.value_dim, h,
-                               -std::numeric_limits<float>::infinity(), 0.0f, 0.0f});
-      worker.attend(span, rows, words + begin, queries, items[i].first_head, items[i].end_head);
-      for (Query& query : queries) worker.finish(query);
-    }
-  };
-  with_cached_type(key_cache, [&](auto number) {
-    using Number = decltype(number);
-    for_pieces(items.size(), 1, [&](int64_t first, int64_t last) {
-      Worker<Number> worker(shape, options, key_cache.const_data_ptr<Number>(), value_cache.const_data_ptr<Number>());
-      run(worker, first, last);
-    });
-  });
+  at::Tensor out = at::empty({1, query.size(2), query.size(1), value.size(3)}, query.options());
+  attend_into(heads_of(query), heads_of(key), heads_of(value), key_cache, value_cache,
+              {slots, spans, context, visible, ancestors}, options, out.mutable_data_ptr<float>());
   return out;
 }
 
@@ -181,60 +245,78 @@ at::Tensor linear_fp16(const at::Tensor& x, const c10::intrusive_ptr<LinearPacke
   return result.view(shape);
 }
 
-// y = x W^T + b with packed weights: numbers and scales as the kind of matrix takes them; bias: [panels * PANEL].
+// A linear layer with packed weights: numbers and scales as the kind of matrix takes them, which the numbers' shape
+// tells; bias: [panels * PANEL].
+struct Linear {
+  const at::Tensor &numbers, &scales, &bias;
+  int64_t out_features;
+};
+
+// out [rows, out_features] = x W^T + b, or with `adds` that much more. x: [rows, in_features].
 template <typename Matrix>
-at::Tensor multiply(const at::Tensor& x_, const at::Tensor& numbers, const at::Tensor& scales, const at::Tensor& bias,
-                    int64_t out_features) {
-  const at::Tensor x = x_.contiguous();
-  const int64_t in_features = x.size(-1), rows = x.numel() / in_features;
-  const Matrix matrix{numbers.const_data_ptr<typename Matrix::Number>(),
-                      static_cast<const uint16_t*>(scales.const_data_ptr()), numbers.size(1)};
-  const int64_t stride = matrix.row_bytes(), room = matrix.blocks * Matrix::INPUTS;
-  TORCH_CHECK(in_features <= room && in_features > room - Matrix::INPUTS, "the layer has not ", in_features, " inputs");
-  auto shape = x.sizes().vec();
-  shape.back() = out_features;
-  at::Tensor out = at::empty(shape, x.options());
-  at::Tensor rounded = at::empty({rows, stride}, x.options().dtype(at::kByte));
-  const auto* x_data = x.const_data_ptr<float>();
-  auto* rounded_data = rounded.mutable_data_ptr<uint8_t>();
-  for_pieces(rows, 32, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row)
-      matrix.round(x_data + row * in_features, in_features, rounded_data + row * stride);
-  });
-  const auto* bias_data = bias.const_data_ptr<float>();
-  auto* out_data = out.mutable_data_ptr<float>();
+void multiply(const float* x, int64_t rows, int64_t in_features, const Linear& layer, bool adds, Room<uint8_t>& room,
+              float* out) {
+  const Matrix matrix{layer.numbers.const_data_ptr<typename Matrix::Number>(),
+                      static_cast<const uint16_t*>(layer.scales.const_data_ptr()), layer.numbers.size(1)};
+  const int64_t stride = matrix.row_bytes(), inputs = matrix.blocks * Matrix::INPUTS;
+  TORCH_CHECK(in_features <= inputs && in_features > inputs - Matrix::INPUTS, "the layer has not ", in_features,
+              " inputs");
+  uint8_t* rounded = room.with(rows * stride);
+  for_rows(rows, 8 * in_features,
+           [&](int64_t row) { matrix.round(x + row * in_features, in_features, rounded + row * stride); });
+  const auto* bias = layer.bias.const_data_ptr<float>();
+  const int64_t out_features = layer.out_features;
   const int64_t piece = std::max<int64_t>(1, 131072 / (in_features * PANEL * std::max<int64_t>(1, rows / 4)));
-  for_pieces(numbers.size(0), piece, [&](int64_t begin, int64_t end) {
+  for_pieces(layer.numbers.size(0), piece, [&](int64_t begin, int64_t end) {
     float sums[ROWS * PANEL];
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t first = panel * PANEL, width = std::min(PANEL, out_features - first);
+      prefetch(bias + first);
       for (int64_t row = 0; row < rows; row += ROWS) {
         const int64_t count = std::min(ROWS, rows - row);
-        multiply_rows(matrix, panel, count, rounded_data + row * stride, sums);
+        multiply_rows(matrix, panel, count, rounded + row * stride, sums);
         for (int64_t m = 0; m < count; ++m) {
-          const float factor = Matrix::factor(rounded_data + (row + m) * stride);
-          float* target = out_data + (row + m) * out_features + first;
+          const float factor = Matrix::factor(rounded + (row + m) * stride);
+          float* target = out + (row + m) * out_features + first;
           int64_t n = 0;
           if (width == PANEL)
-            for (; n < width; n += WIDTH)
-              store(target + n, factor * load(sums + m * PANEL + n) + load(bias_data + first + n));
-          for (; n < width; ++n) target[n] = factor * sums[m * PANEL + n] + bias_data[first + n];
+            for (; n < width; n += WIDTH) {
+              const Lanes sum = factor * load(sums + m * PANEL + n) + load(bias + first + n);
+              store(target + n, adds ? load(target + n) + sum : sum);
+            }
+          for (; n < width; ++n) {
+            const float sum = factor * sums[m * PANEL + n] + bias[first + n];
+            target[n] = adds ? target[n] + sum : sum;
+          }
         }
       }
     }
   });
-  return out;
 }
 
-// With weights of 8, 6, 5 or 4 bits, which the numbers' shape tells; see the matrices.
-at::Tensor linear_packed(const at::Tensor& x, const at::Tensor& numbers, const at::Tensor& scales,
+void linear_into(const float* x, int64_t rows, int64_t in_features, const Linear& layer, bool adds, Room<uint8_t>& room,
+                 float* out) {
+  if (layer.numbers.scalar_type() == at::kChar)
+    return multiply<int8::Matrix>(x, rows, in_features, layer, adds, room, out);
+  if (layer.numbers.size(2) == six_bits::BYTES)
+    return multiply<six_bits::Matrix>(x, rows, in_features, layer, adds, room, out);
+  if (layer.numbers.size(2) == few_bits::BYTES<5>)
+    return multiply<few_bits::Matrix<5>>(x, rows, in_features, layer, adds, room, out);
+  TORCH_CHECK(layer.numbers.size(2) == few_bits::BYTES<4>, "numbers of a panel's block take other bytes");
+  multiply<few_bits::Matrix<4>>(x, rows, in_features, layer, adds, room, out);
+}
+
+at::Tensor linear_packed(const at::Tensor& x_, const at::Tensor& numbers, const at::Tensor& scales,
                          const at::Tensor& bias, int64_t out_features) {
-  if (numbers.scalar_type() == at::kChar) return multiply<int8::Matrix>(x, numbers, scales, bias, out_features);
-  if (numbers.size(2) == six_bits::BYTES) return multiply<six_bits::Matrix>(x, numbers, scales, bias, out_features);
-  if (numbers.size(2) == few_bits::BYTES<5>)
-    return multiply<few_bits::Matrix<5>>(x, numbers, scales, bias, out_features);
-  TORCH_CHECK(numbers.size(2) == few_bits::BYTES<4>, "numbers of a panel's block take other bytes");
-  return multiply<few_bits::Matrix<4>>(x, numbers, scales, bias, out_features);
+  const at::Tensor x = x_.contiguous();
+  const int64_t in_features = x.size(-1);
+  auto shape = x.sizes().vec();
+  shape.back() = out_features;
+  at::Tensor out = at::empty(shape, x.options());
+  Room<uint8_t> room;
+  linear_into(x.const_data_ptr<float>(), x.numel() / in_features, in_features, {numbers, scales, bias, out_features},
+              false, room, out.mutable_data_ptr<float>());
+  return out;
 }
 
 // Numbers (uint8, like weight), scales and least values (float32 [outputs, blocks], exact in float16) of weights [outputs,
@@ -287,24 +369,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, int64_t> find_six_bits(const at::
   return {numbers, steps, scales, others.load()};
 }
 
-// Calls function(row) for every row; in parallel where there is enough to do.
-template <typename Function>
-void for_rows(int64_t rows, int64_t size, const Function& function) {
-  for_pieces(rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(size, 1)), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) function(row);
-  });
-}
-
 at::Tensor rms_norm(const at::Tensor& x_, const at::Tensor& weight, double eps) {
   const at::Tensor x = x_.contiguous();
-  const int64_t size = x.size(-1);
   at::Tensor out = at::empty(x.sizes(), x.options());
-  const auto* source = x.const_data_ptr<float>();
-  const auto* weight_data = weight.const_data_ptr<float>();
-  auto* target = out.mutable_data_ptr<float>();
-  for_rows(x.numel() / size, size, [&](int64_t row) {
-    rms_norm_row(source + row * size, weight_data, size, static_cast<float>(eps), target + row * size);
-  });
+  rms_norm_into(x.const_data_ptr<float>(), x.numel() / x.size(-1), weight, eps, out.mutable_data_ptr<float>());
   return out;
 }
 
@@ -316,10 +384,7 @@ at::Tensor gate(const at::Tensor& x_) {
   auto shape = x.sizes().vec();
   shape.back() = size;
   at::Tensor out = at::empty(shape, x.options());
-  const auto* source = x.const_data_ptr<float>();
-  auto* target = out.mutable_data_ptr<float>();
-  for_rows(x.numel() / (2 * size), 4 * size,
-           [&](int64_t row) { gate_row<activation>(source + row * 2 * size, size, target + row * size); });
+  gate_into<activation>(x.const_data_ptr<float>(), x.numel() / (2 * size), size, out.mutable_data_ptr<float>());
   return out;
 }
 
@@ -329,94 +394,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rotate(const at::Tensor& qkv_, co
                                                       const at::Tensor& sine_, int64_t heads, int64_t kv_heads) {
   const at::Tensor qkv = qkv_.contiguous(), cosine = cosine_.contiguous(), sine = sine_.contiguous();
   const int64_t tokens = qkv.size(1), all_heads = heads + 2 * kv_heads, dim = qkv.size(2) / all_heads;
-  TORCH_CHECK(cosine.numel() == tokens * dim && sine.numel() == tokens * dim, "rotary positions of another shape");
   at::Tensor out = at::empty({1, tokens, all_heads, dim}, qkv.options());
-  const auto* source = qkv.const_data_ptr<float>();
-  const auto* cosines = cosine.const_data_ptr<float>();
-  const auto* sines = sine.const_data_ptr<float>();
-  auto* target = out.mutable_data_ptr<float>();
-  for_rows(tokens, all_heads * dim, [&](int64_t t) {
-    const int64_t row = t * all_heads * dim, turned = heads + kv_heads;
-    for (int64_t h = 0; h < turned; ++h)
-      rotate_head(source + row + h * dim, cosines + t * dim, sines + t * dim, dim, target + row + h * dim);
-    std::memcpy(target + row + turned * dim, source + row + turned * dim, kv_heads * dim * sizeof(float));
-  });
+  rotate_into(qkv.const_data_ptr<float>(), tokens, all_heads, heads + kv_heads, cosine, sine,
+              out.mutable_data_ptr<float>());
   const at::Tensor by_head = out.transpose(1, 2);
   return {by_head.narrow(1, 0, heads), by_head.narrow(1, heads, kv_heads), by_head.narrow(1, heads + kv_heads, kv_heads)};
-}
-
-// A linear layer of a stack: weights, scales, bias.
-at::Tensor linear_of(const at::Tensor& x, at::TensorList parameters, int64_t out_features) {
-  return linear_packed(x, parameters[0], parameters[1], parameters[2], out_features);
-}
-
-// x + y, in x.
-void add_to(at::Tensor& x, const at::Tensor& y) {
-  auto* sum = x.mutable_data_ptr<float>();
-  const auto* more = y.const_data_ptr<float>();
-  for_pieces(x.numel(), 32768, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) sum[i] += more[i];
-  });
-}
-
-// x [1, T, size] to the places of residuals [T, wanted, size] that are for this layer.
-void keep_residuals(const at::Tensor& x, size_t layer, at::IntArrayRef wanted, at::Tensor& residuals) {
-  const int64_t size = x.size(2), num_wanted = static_cast<int64_t>(wanted.size());
-  const auto* source = x.const_data_ptr<float>();
-  auto* target = residuals.mutable_data_ptr<float>();
-  for (int64_t place = 0; place < num_wanted; ++place) {
-    if (wanted[place] != static_cast<int64_t>(layer)) continue;
-    for (int64_t t = 0; t < x.size(1); ++t)
-      std::memcpy(target + (t * num_wanted + place) * size, source + t * size, size * sizeof(float));
-  }
-}
-
-// Where the tokens of a pass go, and what they see; see `attend`.
-struct Tables {
-  at::Tensor slots, spans, context, visible, ancestors;
-};
-
-// x = x + attention(input), then x = x + feed_forward(norm(x)); see run_layers.
-void decoder_layer(at::Tensor& x, const at::Tensor& input, at::TensorList own, at::IntArrayRef size,
-                   at::ArrayRef<double> factor, const at::Tensor& cosine, const at::Tensor& sine,
-                   const at::Tensor& key_cache, const at::Tensor& value_cache, const Tables& tables) {
-  const at::Tensor projected = linear_of(input, own.slice(1, 3), size[4]);
-  const auto [query, key, value] = rotate(projected, cosine, sine, size[0], size[1]);
-  const at::Tensor attended = attend(query, key, value, key_cache, value_cache, tables.slots, tables.spans,
-                                     tables.context, tables.visible, tables.ancestors, factor[2], size[2], factor[3],
-                                     std::nullopt);
-  add_to(x, linear_of(attended.flatten(2), own.slice(4, 3), size[5]));
-  const at::Tensor both = linear_of(rms_norm(x, own[7], factor[1]), own.slice(8, 3), size[6]);
-  add_to(x, linear_of(size[3] ? gate<gelu_tanh>(both) : gate<silu>(both), own.slice(11, 3), size[7]));
-}
-
-// Decoder layers, x = x + attention(norm(x)), then x = x + feed_forward(norm(x)). hidden: [1, T, size]. Per layer
-//   14 parameters: norm, three of queries, keys and values in one, three of the output, norm, three of gate and up in
-//   one, three of down (each weights, scales, bias);
-//   8 sizes: heads, kv_heads, window, whether gelu and not silu, outputs of the four linear layers;
-//   4 factors: eps of the norms, scale and softcap of attention.
-// wanted: numbers of layers, the count of layers for what the last one gives. Returns what the last layer gives, and
-// [T, wanted, size], what goes into the wanted layers.
-std::tuple<at::Tensor, at::Tensor> run_layers(const at::Tensor& hidden, const at::Tensor& cosine, const at::Tensor& sine,
-                      at::TensorList parameters, at::IntArrayRef sizes, at::ArrayRef<double> factors,
-                      at::TensorList key_caches, at::TensorList value_caches, const at::Tensor& slots,
-                      const at::Tensor& spans, const at::Tensor& context, const at::Tensor& visible,
-                      const at::Tensor& ancestors, at::IntArrayRef wanted) {
-  const int64_t num_wanted = static_cast<int64_t>(wanted.size());
-  at::Tensor x = at::empty(hidden.sizes(), hidden.options());
-  at::Tensor residuals = at::empty({hidden.size(1), num_wanted, hidden.size(2)}, hidden.options());
-  const at::Tensor source = hidden.contiguous();
-  std::memcpy(x.mutable_data_ptr<float>(), source.const_data_ptr<float>(), x.numel() * sizeof(float));
-  const Tables tables{slots, spans, context, visible, ancestors};
-  for (size_t layer = 0; layer < key_caches.size(); ++layer) {
-    keep_residuals(x, layer, wanted, residuals);
-    const at::TensorList own = parameters.slice(14 * layer, 14);
-    const at::ArrayRef<double> factor = factors.slice(4 * layer, 4);
-    decoder_layer(x, rms_norm(x, own[0], factor[0]), own, sizes.slice(8 * layer, 8), factor, cosine, sine,
-                  key_caches[layer], value_caches[layer], tables);
-  }
-  keep_residuals(x, key_caches.size(), wanted, residuals);
-  return {x, residuals};
 }
 
 // Truncates rows of logits in place. options: float64 [rows, 4]: temperature (0 leaves the row as it is), top_k (0 is
@@ -457,7 +439,12 @@ std::tuple<at::Tensor, at::Tensor> top_rows(const at::Tensor& logits_, const at:
 
 }  // namespace
 
+#include "layers.h"
 #include "heads.h"
+
+#define TEXT_OF(name) TEXT_OF_VALUE(name)
+#define TEXT_OF_VALUE(value) #value
+#define LAYERS_TYPE "__torch__.torch.classes." TEXT_OF(OUTRIDER_NAMESPACE) ".Layers"
 
 TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
   library.def(
@@ -475,10 +462,13 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
   library.def("gate_gelu_tanh(Tensor x) -> Tensor");
   library.def(
       "rotate(Tensor qkv, Tensor cosine, Tensor sine, int heads, int kv_heads) -> (Tensor, Tensor, Tensor)");
+  library.class_<Layers>("Layers");
   library.def(
-      "run_layers(Tensor hidden, Tensor cosine, Tensor sine, Tensor[] parameters, int[] sizes, float[] factors, "
-      "Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor slots, Tensor spans, Tensor context, Tensor visible, "
-      "Tensor ancestors, int[] wanted) -> (Tensor, Tensor)");
+      "hold_layers(Tensor[] parameters, int[] sizes, float[] factors, Tensor[] key_caches, Tensor[] value_caches) -> "
+      LAYERS_TYPE);
+  library.def(
+      "run_layers(" LAYERS_TYPE " layers, Tensor hidden, Tensor cosine, Tensor sine, Tensor slots, Tensor spans, "
+      "Tensor context, Tensor visible, Tensor ancestors, int[] wanted) -> (Tensor, Tensor)");
   library.def("use_threads(int count) -> ()", use_threads);
   library.def("truncate_rows(Tensor(a!) logits, Tensor options) -> ()");
   library.def("top_rows(Tensor logits, Tensor starts, int count, Tensor? ids=None) -> (Tensor, Tensor)");
@@ -503,6 +493,7 @@ TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("gate_silu", gate<silu>);
   library.impl("gate_gelu_tanh", gate<gelu_tanh>);
   library.impl("rotate", rotate);
+  library.impl("hold_layers", hold_layers);
   library.impl("run_layers", run_layers);
   library.impl("truncate_rows", truncate_rows);
   library.impl("top_rows", top_rows);

@@ -27,6 +27,9 @@ namespace six_bits {
 
 using few_bits::AHEAD;
 using few_bits::BLOCK;
+#if defined(__AVX2__)
+using few_bits::multiply_quad;
+#endif
 
 constexpr int64_t HALF = BLOCK / 2;               // Inputs that share a step.
 constexpr int64_t MANY = 8;                       // Blocks that share a scale.
@@ -72,19 +75,17 @@ inline Factors round_block(const float* row, int64_t size, int8_t* out) {
 //   0 to 3, 8 to 11, 4 to 7 and 12 to 15; rows: BLOCK numbers each, `stride` apart; factors: one each, `stride` bytes
 //   apart.
 template <int M>
-void block(const uint8_t* weights, const int8_t* rows, const uint8_t* factors, int64_t stride, float* sums) {
+__attribute__((always_inline)) inline void block(const uint8_t* weights, const int8_t* rows, const uint8_t* factors,
+                                                 int64_t stride, float* sums) {
 #if defined(__AVX2__)
-  alignas(32) static constexpr uint64_t MASKS[2][4] = {
-      {0x3f3f3f3f3f3f3f3f, 0x3f3f3f3f3f3f3f3f, 0x3f3f3f3f3f3f3f3f, 0x3f3f3f3f3f3f3f3f},
-      {0xc0c0c0c0c0c0c0c0, 0xc0c0c0c0c0c0c0c0, 0xc0c0c0c0c0c0c0c0, 0xc0c0c0c0c0c0c0c0}};
-  const auto& low_six = *reinterpret_cast<const __m256i*>(MASKS[0]);
-  const auto& high_two = *reinterpret_cast<const __m256i*>(MASKS[1]);
+  const __m256i low_six = _mm256_set1_epi8(0x3f), high_two = _mm256_set1_epi8(static_cast<char>(0xc0));
   __m256i totals[M][2];
 #pragma GCC unroll 2
   for (int64_t half = 0; half < 2; ++half) {
     const auto* ahead = reinterpret_cast<const char*>(weights + half * BYTES / 2) + AHEAD * BYTES;
     for (int64_t line = 0; line < BYTES / 2; line += 64) _mm_prefetch(ahead + line, _MM_HINT_T0);
     __m256i products[M][2];
+#pragma GCC unroll 6
     for (int m = 0; m < M; ++m) {
       int32_t centres;
       std::memcpy(&centres, factors + m * stride + offsetof(Factors, centres) + half * sizeof(centres), sizeof(centres));
@@ -93,40 +94,28 @@ void block(const uint8_t* weights, const int8_t* rows, const uint8_t* factors, i
 #pragma GCC unroll 1
     for (int64_t two = 2 * half; two < 2 * half + 2; ++two) {
       const auto* source = reinterpret_cast<const __m256i*>(weights + two * TRIPLE);
-      // In assembly because compilers interleave the rows and then run out of registers; the masks stay in memory.
-      const auto add = [&](int64_t quad, const __m256i& first, const __m256i& second) {
-        for (int m = 0; m < M; ++m) {
-          int32_t four;
-          std::memcpy(&four, rows + m * stride + quad * 4, sizeof(four));
-          const __m256i all = _mm256_set1_epi32(four);
-          asm("vpaddw %1, %0, %0" : "+x"(products[m][0]) : "x"(_mm256_maddubs_epi16(first, all)));
-          asm("vpaddw %1, %0, %0" : "+x"(products[m][1]) : "x"(_mm256_maddubs_epi16(second, all)));
-        }
-      };
-      __m256i first, second, more;
-      asm("vpand %2, %1, %0" : "=x"(first) : "x"(_mm256_loadu_si256(source)), "m"(low_six));
-      asm("vpand %2, %1, %0" : "=x"(second) : "x"(_mm256_loadu_si256(source + 1)), "m"(low_six));
-      add(2 * two, first, second);
+      const int8_t* inputs = rows + two * 8;
+      const auto low = [&](int64_t i) { return _mm256_and_si256(_mm256_loadu_si256(source + i), low_six); };
+      const auto high = [&](int64_t i) { return _mm256_and_si256(_mm256_loadu_si256(source + i), high_two); };
+      multiply_quad<M>(low(0), low(1), inputs, stride, products);
       // Shifting by 16 bits moves bits from byte to byte, but never into the six that are next.
-      asm("vpand %2, %1, %0" : "=x"(second) : "x"(_mm256_loadu_si256(source)), "m"(high_two));
-      asm("vpand %2, %1, %0" : "=x"(more) : "x"(_mm256_loadu_si256(source + 1)), "m"(high_two));
-      second = _mm256_srli_epi16(_mm256_or_si256(_mm256_srli_epi16(second, 2), more), 2);
-      asm("vpand %2, %1, %0" : "=x"(more) : "x"(_mm256_loadu_si256(source + 2)), "m"(high_two));
-      second = _mm256_srli_epi16(_mm256_or_si256(second, more), 2);
-      asm("vpand %2, %1, %0" : "=x"(first) : "x"(_mm256_loadu_si256(source + 2)), "m"(low_six));
-      add(2 * two + 1, first, second);
+      __m256i last = _mm256_or_si256(_mm256_srli_epi16(high(0), 2), high(1));
+      last = _mm256_srli_epi16(_mm256_or_si256(_mm256_srli_epi16(last, 2), high(2)), 2);
+      multiply_quad<M>(low(2), last, inputs + 4, stride, products);
     }
     const auto* packed = reinterpret_cast<const __m128i*>(weights + NUMBERS) + half;
     const __m256i steps = _mm256_cvtepi8_epi16(_mm_loadu_si128(packed));
 #pragma GCC unroll 2
     for (int part = 0; part < 2; ++part) {
       const __m256i step = part == 0 ? _mm256_unpacklo_epi16(steps, steps) : _mm256_unpackhi_epi16(steps, steps);
+#pragma GCC unroll 6
       for (int m = 0; m < M; ++m) {
-        asm("vpmaddwd %1, %0, %0" : "+x"(products[m][part]) : "x"(step));
-        totals[m][part] = half == 0 ? products[m][part] : _mm256_add_epi32(totals[m][part], products[m][part]);
+        const __m256i sum = _mm256_madd_epi16(products[m][part], step);
+        totals[m][part] = half == 0 ? sum : _mm256_add_epi32(totals[m][part], sum);
       }
     }
   }
+#pragma GCC unroll 6
   for (int m = 0; m < M; ++m) {
     float own;
     std::memcpy(&own, factors + m * stride, sizeof(own));

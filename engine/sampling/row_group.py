@@ -27,7 +27,7 @@ _OF_A_STEP = (Stream.DRAFT, Stream.ACCEPT)
 class RowGroup:
     """Consecutive rows of logits that belong to one request.
 
-    A target has the rows of a tree (`of_tree`); a draft model has one row, whose path is the chain that it
+    A target has the rows of a tree (`tree_paths`); a draft model has one row, whose path is the chain that it
     drafted so far.
 
     Attributes:
