@@ -244,8 +244,8 @@ def test_layers_of_all_bits_side_by_side() -> None:
 
 def whole_blocks(arch: str, **config: Any) -> PreTrainedModel:
     """A tiny model all of whose layers have six bits."""
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "initializer_range": 0.1}
-    return round_to_six_bits(tiny_model(arch, **sizes, **config))
+    config |= {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "initializer_range": 0.1}
+    return round_to_six_bits(tiny_model(arch, **config))
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma2", "mistral"])
