@@ -35,7 +35,7 @@ class ModelInfo:
         chat_template: Its source; empty without one.
         tool_template: The source of the one for conversations with tools, if that is another one.
         acceptance: Which acceptance rules requests may ask for.
-        weights: Type of the model's weights: float32, float16, bfloat16, int8, int5 or int4.
+        weights: Type of the model's weights: float32, float16, bfloat16, int8, int6, int5 or int4.
         takes_predictions: Whether drafts are made from the predictions that requests bring.
         probed_acceptance: Share of draft tokens accepted in the trial at start; None if there was none.
     """

@@ -29,7 +29,7 @@ class ModelConfig(Section):
     revision: str | None = Field(None, description="Branch, tag or commit on the model hub.")
     dtype: DType = Field(
         "auto",
-        description="Type that weights are held in; auto: on a CPU int4 where a GGUF file has four or five "
+        description="Type that weights are held in; auto: on a CPU int4 where a GGUF file has four to six "
         "bits and int8 elsewhere, or float16 without C++ operators; bfloat16 on a GPU.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")

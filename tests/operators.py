@@ -4,6 +4,7 @@ import functools
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.config import ModelConfig
 from engine.model.attention.cpu import CpuAttention
@@ -38,3 +39,11 @@ def share_operators(cache_dir: Path) -> None:
 def make_backend(name: str) -> AttentionBackend:
     """The backend of that name, "reference" or "cpu"."""
     return ReferenceAttention() if name == "reference" else CpuAttention(need_operators())
+
+
+def rounded_to_eight_bits(x: torch.Tensor) -> torch.Tensor:
+    """Activations as layers of few bits round them, a scale per row and 32 inputs: to float64."""
+    blocks = x.view(len(x), -1, 32)
+    peaks = blocks.abs().amax(-1, keepdim=True)
+    rounded = torch.where(peaks > 0, torch.round(blocks * (torch.tensor(127.0) / peaks)), 0.0)
+    return (rounded.double() * (peaks / 127).double()).flatten(1)

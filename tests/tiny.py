@@ -101,6 +101,27 @@ def few_bits(weight: torch.Tensor, bits: int = 4) -> torch.Tensor:
     return weights
 
 
+def round_to_six_bits(model: PreTrainedModel) -> PreTrainedModel:
+    """Likewise with blocks of Q6_K, where rows are whole blocks of those."""
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear) and layer.in_features % 256 == 0:
+            layer.weight.data = six_bits(layer.weight.data)
+    return model
+
+
+def six_bits(weight: torch.Tensor) -> torch.Tensor:
+    """Weights as GGUF's Q6_K rounds them, and float16 then: float32 [outputs, inputs], both ways."""
+    halves = weight.view(len(weight), -1, 16, 16)
+    # The weight farthest from zero gets the number -32, and the farthest of these scales the step -128.
+    farthest = halves.gather(3, halves.abs().argmax(3, keepdim=True)) / -32
+    scale = farthest.gather(2, farthest.abs().argmax(2, keepdim=True)) / -128
+    scale = scale.half().float()
+    step = (farthest / scale).round().clamp(-128, 127)
+    numbers = (halves / (scale * step)).nan_to_num().round().clamp(-32, 31)
+    weights: torch.Tensor = (scale * step * numbers).half().float().flatten(1)
+    return weights
+
+
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Ids 0 to 255 are bytes, then <bos>, <eos> and <|im_end|>; no token is added by itself."""
     alphabet = _byte_alphabet()

@@ -16,7 +16,8 @@ import torch
 
 from engine.model.cpu_ops.build import CpuOperators
 from engine.model.int8 import Int8Linear, Int8Packer
-from engine.model.panel_linear import PANEL, PanelLinear, num_panels
+from engine.model.panel_linear import PANEL, PanelLinear, in_panels, num_panels
+from engine.model.six_bits import BLOCK_BYTES, SixBitsLinear, SixBitWeights, find_six_bits
 
 BLOCK = 32
 """Inputs that share a scale and a least value."""
@@ -121,15 +122,13 @@ class FewBitsLinear(PanelLinear):
         scales = torch.empty(panels, blocks, 2, PANEL, dtype=torch.float16)
         super().__init__((rows, blocks * BLOCK), numbers, scales, bias, operators)
         self._bits = weight.bits
-        by_quads = (
-            _in_panels(weight.numbers).view(panels, PANEL, blocks, BLOCK // 4, 4).permute(0, 2, 3, 1, 4)
-        )
+        by_quads = in_panels(weight.numbers).view(panels, PANEL, blocks, BLOCK // 4, 4).permute(0, 2, 3, 1, 4)
         first, second = by_quads[..., :_HALF, :], by_quads[..., _HALF:, :]
         numbers[..., :_LOW_BYTES] = (first & 15 | (second & 15) << 4).flatten(2)
         if weight.bits > 4:
             numbers[..., _LOW_BYTES:] = _gathered(first >> 4 | second >> 4 << 1)
         for place, factors in enumerate((weight.scales, weight.least)):
-            scales[:, :, place] = _in_panels(factors).view(panels, PANEL, blocks).transpose(1, 2)
+            scales[:, :, place] = in_panels(factors).view(panels, PANEL, blocks).transpose(1, 2)
 
     @property
     def dtype(self) -> str:
@@ -169,14 +168,8 @@ def _spread(gathered: torch.Tensor) -> torch.Tensor:
     return (fours >> shifts).flatten(2, 3)
 
 
-def _in_panels(rows: torch.Tensor) -> torch.Tensor:
-    """Rows filled up with zeros to whole panels."""
-    missing = -len(rows) % PANEL
-    return torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:]))) if missing else rows
-
-
 class FewBitsPacker:
-    """Makes FewBitsLinear layers of weights that have few bits already, Int8Linear layers of others.
+    """Makes layers that keep the bits of weights which have four, five or six, Int8Linear layers of others.
 
     Args:
         operators: The C++ operators.
@@ -192,19 +185,25 @@ class FewBitsPacker:
         """See LinearPacker."""
         return self._others.refuses(weight)
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> FewBitsLinear | Int8Linear:
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> FewBitsLinear | SixBitsLinear | Int8Linear:
         """See LinearPacker."""
-        found = find_few_bits(weight, self._operators)
-        if found is None:
-            return self._others.pack(weight, bias)
-        return FewBitsLinear(found, bias, self._operators)
+        if (few := find_few_bits(weight, self._operators)) is not None:
+            return FewBitsLinear(few, bias, self._operators)
+        if (six := find_six_bits(weight, self._operators)) is not None:
+            return SixBitsLinear(six, bias, self._operators)
+        return self._others.pack(weight, bias)
 
     def restore(
         self, shape: tuple[int, int], stored: Mapping[str, torch.Tensor]
-    ) -> FewBitsLinear | Int8Linear:
+    ) -> FewBitsLinear | SixBitsLinear | Int8Linear:
         """See LinearPacker."""
         if (numbers := stored["_numbers"]).dtype != torch.uint8:
             return self._others.restore(shape, stored)
+        if numbers.shape[2] == BLOCK_BYTES:
+            nothing = SixBitWeights.empty(0, shape[1])
+            return SixBitsLinear(nothing, None, self._operators).filled(shape[0], stored)
         bits = numbers.shape[2] * 8 // (BLOCK * PANEL)
-        nothing = FewBitWeights.empty(bits, 0, shape[1] // BLOCK)
-        return FewBitsLinear(nothing, None, self._operators).filled(shape[0], stored)
+        empty = FewBitWeights.empty(bits, 0, shape[1] // BLOCK)
+        return FewBitsLinear(empty, None, self._operators).filled(shape[0], stored)

@@ -23,8 +23,8 @@ class LoadedModel:
         eos_token_ids: Ids that end an answer.
         device: Where it runs.
         dtype: Type of its activations.
-        weights: Type of its linear layers' weights: "float32", "float16", "bfloat16", "int8", "int5" or
-            "int4" (of those that have so few bits; others are of int8 then); on a GPU also "fp8".
+        weights: Type of its linear layers' weights: "float32", "float16", "bfloat16", "int8", "int6",
+            "int5" or "int4" (of those that have so few bits; others are of more then); on a GPU also "fp8".
         operators: The C++ operators of its steps; None where there are none for it.
     """
 

@@ -30,6 +30,7 @@ from engine.model import (
     packing,
     panel_linear,
     preparation,
+    six_bits,
     streaming,
     tensor_file,
 )
@@ -56,11 +57,12 @@ _MODULES = (
         packing,
         panel_linear,
         preparation,
+        six_bits,
         streaming,
     ),
     tensor_file,
 )
-_HEADERS = ("few_bits.h", "int8.h", "panels.h", "steps.h")
+_HEADERS = ("few_bits.h", "int8.h", "panels.h", "six_bits.h", "six_steps.h", "steps.h")
 _SOURCES = (
     Path(__file__),
     *(Path(cast("str", module.__file__)) for module in _MODULES),

@@ -75,3 +75,9 @@ class PanelLinear(nn.Module):
 def num_panels(out_features: int) -> int:
     """Panels that so many outputs fill."""
     return -(-out_features // PANEL)
+
+
+def in_panels(rows: torch.Tensor) -> torch.Tensor:
+    """Rows filled up with zeros to whole panels."""
+    missing = -len(rows) % PANEL
+    return torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:]))) if missing else rows

@@ -26,7 +26,7 @@ class OperatorThreads:
     @classmethod
     def for_weights(cls, weights: str, operators: CpuOperators | None) -> "OperatorThreads":
         """Those for a model with linear layers of this type: those of integers are the operators' own."""
-        return cls(operators if weights in ("int8", "int5", "int4") else None)
+        return cls(operators if weights in ("int8", "int6", "int5", "int4") else None)
 
     def __enter__(self) -> None:
         if self._operators is not None:

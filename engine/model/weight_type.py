@@ -87,7 +87,7 @@ def takes_operators(wanted: DType, device: torch.device) -> bool:
 def plan_weights(wanted: DType, device: torch.device, operators: CpuOperators | None) -> WeightPlan:
     """How a model is held on a device.
 
-    auto: on a CPU with the C++ operators int4, which is four or five bits for layers whose weights have so
+    auto: on a CPU with the C++ operators int4, which is four to six bits for layers whose weights have so
     few already and int8 for others, else float16 where FBGEMM is, else float32; on a GPU bfloat16, float16 on
     one without it.
 
@@ -130,12 +130,12 @@ def settle(plan: WeightPlan, dtypes: Collection[str], model: str) -> WeightPlan:
     """
     if plan.dtype != "int4":
         return plan
-    if found := [dtype for dtype in ("int4", "int5") if dtype in dtypes]:
+    if found := [dtype for dtype in ("int4", "int5", "int6") if dtype in dtypes]:
         return replace(plan, dtype=found[0])
     if plan.strict:
         raise StartupError(
-            f"dtype is int4, but no layer of {model} has weights of four or five bits, as GGUF files "
-            "of the types Q4_0, Q4_1, Q4_K, Q5_0, Q5_1 and Q5_K hold them, and rounding others is not "
+            f"dtype is int4, but no layer of {model} has weights of four to six bits, as GGUF files of "
+            "the types Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K and Q6_K hold them, and rounding others is not "
             "offered; use dtype int8 or auto"
         )
     return replace(plan, dtype="int8")

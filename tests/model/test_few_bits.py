@@ -5,7 +5,7 @@ from torch import nn
 from engine.model.few_bits import BLOCK, FEW_BITS, FewBitsLinear, FewBitsPacker, find_few_bits
 from engine.model.int8 import Int8Linear
 from engine.model.packing import pack_linear_layers
-from tests.operators import need_operators
+from tests.operators import need_operators, rounded_to_eight_bits
 from tests.tiny import few_bits, round_to_four_bits, tiny_model
 
 SHAPES = [(32, 5), (96, 33), (64, 1000), (576, 960), (1536, 576)]
@@ -19,11 +19,7 @@ def make_layer(weight: torch.Tensor, bias: torch.Tensor | None = None) -> FewBit
 
 def exact(layer: FewBitsLinear, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Activations rounded to 8 bits block by block, everything else in float64."""
-    blocks = x.view(len(x), -1, BLOCK)
-    peaks = blocks.abs().amax(-1, keepdim=True)
-    rounded = torch.where(peaks > 0, torch.round(blocks * (torch.tensor(127.0) / peaks)), 0.0)
-    plain = (rounded.double() * (peaks / 127).double()).flatten(1)
-    result: torch.Tensor = plain @ layer.weight.double().T + bias.double()
+    result: torch.Tensor = rounded_to_eight_bits(x) @ layer.weight.double().T + bias.double()
     return result
 
 

@@ -87,7 +87,7 @@ def test_a_model_without_weights_of_four_bits() -> None:
     """Said where it was wanted, and so called where it was not."""
     operators = need_operators()
     with pytest.raises(
-        StartupError, match="dtype is int4, but no layer of a has weights of four or five bits"
+        StartupError, match="dtype is int4, but no layer of a has weights of four to six bits"
     ):
         wrap_model(tiny_model("llama"), None, name="a", dtype="int4", operators=operators)
     assert (

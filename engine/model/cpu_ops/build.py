@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 _NAMESPACE = "outrider"
 _HEADERS = (
     *("attention.h", "batch_attention.h", "elementwise.h", "few_bits.h", "heads.h", "int8.h", "lanes.h"),
-    *("layers.h", "panels.h", "room.h", "sampling.h", "steps.h", "team.h", "threads.h"),
+    *("layers.h", "panels.h", "room.h", "sampling.h", "six_bits.h", "six_steps.h", "steps.h", "team.h"),
+    "threads.h",
 )
 _FILES = ("operators.cpp", *_HEADERS)
 _FLAGS = (
@@ -66,8 +67,9 @@ class CpuOperators:
     Attributes:
         attend: Stores a layer's keys and values and attends.
         linear_fp16: A linear layer on weights packed as float16.
-        linear_packed: A linear layer on weights packed as integers of 8, 5 or 4 bits with scales.
-        find_steps: The numbers of few bits that weights were made of.
+        linear_packed: A linear layer on weights packed as integers of 8, 6, 5 or 4 bits with scales.
+        find_steps: The numbers of four or five bits that weights were made of.
+        find_six_bits: Those of six bits.
         rms_norm: RMSNorm over the last dimension.
         gate_silu, gate_gelu_tanh: The activation of a gated feed-forward layer.
         rotate: Rotary positions for queries and keys that come from one matrix.
@@ -84,6 +86,7 @@ class CpuOperators:
     linear_fp16: Any
     linear_packed: Any
     find_steps: Any
+    find_six_bits: Any
     rms_norm: Any
     gate_silu: Any
     gate_gelu_tanh: Any

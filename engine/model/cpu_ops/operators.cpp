@@ -25,6 +25,8 @@
 #include "lanes.h"
 #include "room.h"
 #include "sampling.h"
+#include "six_bits.h"
+#include "six_steps.h"
 #include "steps.h"
 #include "threads.h"
 
@@ -213,6 +215,8 @@ void linear_into(const float* x, int64_t rows, int64_t in_features, const Linear
                  float* out) {
   if (layer.numbers.scalar_type() == at::kChar)
     return multiply<int8::Matrix>(x, rows, in_features, layer, adds, room, out);
+  if (layer.numbers.size(2) == six_bits::BYTES)
+    return multiply<six_bits::Matrix>(x, rows, in_features, layer, adds, room, out);
   if (layer.numbers.size(2) == few_bits::BYTES<5>)
     return multiply<few_bits::Matrix<5>>(x, rows, in_features, layer, adds, room, out);
   TORCH_CHECK(layer.numbers.size(2) == few_bits::BYTES<4>, "numbers of a panel's block take other bytes");
@@ -255,6 +259,31 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, int64_t> find_steps(const at::Ten
     }
   });
   return {numbers, scales, least, others.load()};
+}
+
+// Numbers (uint8, like weight), steps (int8 [outputs, inputs / HALF]) and scales (float32 [outputs, inputs / MANY], exact in
+// float16) of weights [outputs, inputs] of six bits, and how many times MANY of them are of another kind; what is
+// returned of those means nothing.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, int64_t> find_six_bits(const at::Tensor& weight_) {
+  const at::Tensor weight = weight_.contiguous();
+  TORCH_CHECK(weight.size(1) % six_steps::MANY == 0, "inputs come in blocks of ", six_steps::MANY);
+  at::Tensor numbers = at::empty(weight.sizes(), weight.options().dtype(at::kByte));
+  at::Tensor steps = at::zeros({weight.size(0), weight.size(1) / six_steps::HALF}, weight.options().dtype(at::kChar));
+  at::Tensor scales = at::zeros({weight.size(0), weight.size(1) / six_steps::MANY}, weight.options());
+  const auto* source = weight.const_data_ptr<float>();
+  auto* number_data = numbers.mutable_data_ptr<uint8_t>();
+  auto* step_data = steps.mutable_data_ptr<int8_t>();
+  auto* scale_data = scales.mutable_data_ptr<float>();
+  std::atomic<int64_t> others{0};
+  for_pieces(scales.numel(), 128, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      six_steps::Found found{};
+      if (!six_steps::find(source + i * six_steps::MANY, number_data + i * six_steps::MANY, found)) ++others;
+      scale_data[i] = found.scale;
+      std::memcpy(step_data + i * six_steps::HALVES, found.steps, six_steps::HALVES);
+    }
+  });
+  return {numbers, steps, scales, others.load()};
 }
 
 at::Tensor rms_norm(const at::Tensor& x_, const at::Tensor& weight, double eps) {
@@ -343,6 +372,7 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
       "linear_fp16(Tensor x, __torch__.torch.classes.quantized.LinearPackedParamsBase packed, Tensor row_sizes) -> "
       "Tensor");
   library.def("linear_packed(Tensor x, Tensor numbers, Tensor scales, Tensor bias, int out_features) -> Tensor");
+  library.def("find_six_bits(Tensor weight) -> (Tensor, Tensor, Tensor, int)");
   library.def("find_steps(Tensor weight, int largest) -> (Tensor, Tensor, Tensor, int)");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("gate_silu(Tensor x) -> Tensor");
@@ -374,6 +404,7 @@ TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("attend", attend);
   library.impl("linear_fp16", linear_fp16);
   library.impl("linear_packed", linear_packed);
+  library.impl("find_six_bits", find_six_bits);
   library.impl("find_steps", find_steps);
   library.impl("rms_norm", rms_norm);
   library.impl("gate_silu", gate<silu>);
