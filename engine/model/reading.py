@@ -1,6 +1,7 @@
 """Reads the parts of a Hugging Face folder; what is wrong with them becomes a StartupError that names it."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import logging as transformers_logging
 
 from engine.config import ModelConfig
 from engine.errors import StartupError
@@ -52,15 +54,16 @@ def read_model(
         StartupError: The weights cannot be read, or some are missing.
     """
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=model_config,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            trust_remote_code=config.trust_remote_code,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with _bars_on_terminals_only():
+            module, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=model_config,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                trust_remote_code=config.trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise _startup_error(f"the weights of {config.model} cannot be read", error, config) from error
     # transformers would fill these with random numbers.
@@ -71,6 +74,19 @@ def read_model(
         )
     loaded: PreTrainedModel = module
     return loaded
+
+
+@contextmanager
+def _bars_on_terminals_only() -> Iterator[None]:
+    """Keeps transformers' progress bars, which are drawn over each other, out of logs."""
+    if sys.stderr.isatty() or not transformers_logging.is_progress_bar_enabled():
+        yield
+        return
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.enable_progress_bar()
 
 
 def read_skeleton(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, T5Config
+from transformers.utils import logging as transformers_logging
 
 from engine.config import ModelConfig
 from engine.errors import ModelNotFound, ModelNotSupported, StartupError
@@ -36,6 +37,13 @@ def load(folder: Path, **settings: object) -> LoadedModel:
         share_operators(cache_dir)
     fixed = {"model": str(folder), "device": "cpu", "offline": True, "cache_dir": cache_dir}
     return load_causal_lm(ModelConfig.model_validate({**fixed, **settings}))
+
+
+def test_no_progress_bars_get_into_logs(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    transformers_logging.enable_progress_bar()
+    load(folder, dtype="float32")
+    assert "it/s" not in capfd.readouterr().err
+    assert transformers_logging.is_progress_bar_enabled()
 
 
 def rewrite(file: Path, **fields: object) -> None:
