@@ -137,3 +137,24 @@ def test_a_startup_error_is_one_line_and_status_1(
     assert main(["serve", "--model", "no/such-model"]) == 1
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "outrider: no source has no/such-model\n")
+
+
+def test_a_ctrl_c_while_modules_are_imported_shows_no_traceback() -> None:
+    script = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'server.cli': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from server.__main__ import main\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_the_package_runs_as_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "server", "version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("outrider ")
