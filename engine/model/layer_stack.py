@@ -8,6 +8,7 @@ loop would otherwise compete with every layer.
 import logging
 from collections.abc import Sequence
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -46,7 +47,8 @@ class LayerStack(nn.Module):
         self._tensors = [tensor for each in parts for tensor in each.parameters()]
         self._sizes = [size for each in parts for size in each.sizes()]
         self._factors = [factor for each in parts for factor in each.factors()]
-        self._held: tuple[PagedKVCache, object] | None = None
+        # By cache, as engines may share a model; none outlives its cache, whose memory it holds.
+        self._held: WeakKeyDictionary[PagedKVCache, object] = WeakKeyDictionary()
 
     def forward(
         self,
@@ -71,11 +73,12 @@ class LayerStack(nn.Module):
 
     def _layers_with(self, cache: PagedKVCache) -> object:
         """What the operator runs: handing over hundreds of tensors anew would take longer than a layer."""
-        if self._held is None or self._held[0] is not cache:
+        layers = self._held.get(cache)
+        if layers is None:
             keys, values = ([each[number] for number in self._numbers] for each in (cache.keys, cache.values))
             layers = self._operators.hold_layers(self._tensors, self._sizes, self._factors, keys, values)
-            self._held = cache, layers
-        return self._held[1]
+            self._held[cache] = layers
+        return layers
 
 
 class LayerParts:

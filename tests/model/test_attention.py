@@ -11,7 +11,7 @@ from engine.model.attention.interface import AttentionBackend, LayerOptions
 from engine.model.input_batch import InputBatch, SequenceSlice
 from engine.model.kv_cache import LayerShape, PagedKVCache, narrowed
 from engine.token_tree import TokenTree
-from tests.operators import BACKENDS, make_backend
+from tests.operators import BACKENDS, make_backend, need_operators
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
@@ -219,6 +219,21 @@ def test_the_number_of_threads_does_not_show(num_tokens: int, kv_heads: int, wis
         torch.set_num_threads(before)
     for other_threads in outs[1:]:
         assert torch.equal(outs[0], other_threads)
+
+
+def test_a_pass_without_tokens_ends_well() -> None:
+    """However many threads there are to share it out among."""
+    operators, nothing = need_operators(), torch.empty(0, dtype=torch.int64)
+    query, key = torch.empty(1, 4, 0, 8), torch.empty(1, 2, 0, 8)
+    cache = torch.zeros(16, 2, 8)
+    try:
+        for threads in (1, 4):
+            operators.use_threads(threads)
+            tables = (nothing, nothing.view(0, 5), nothing, nothing, nothing)
+            out = operators.attend(query, key, key, cache, cache.clone(), *tables, 0.3, 0, 0.0, None)
+            assert out.shape == (1, 0, 4, 8)
+    finally:
+        operators.use_threads(0)
 
 
 @pytest.mark.parametrize("dtype", CACHES, ids=str)

@@ -1,5 +1,8 @@
 """All decoder layers as one operator: used where every bit is the same, and only there."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -60,6 +63,18 @@ def test_every_bit_is_that_of_the_layers_one_by_one(arch: str, dtype: torch.dtyp
     assert sum(isinstance(child, LayerStack) for child in module.modules()) == 1
     for ours, theirs in zip(answers(module, shapes, dtype), expected, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_cache_goes_when_nobody_uses_it_any_more() -> None:
+    module, shapes = packed_model("llama")
+    assert stack_layers(module, shapes, need_operators())
+    cache = PagedKVCache(shapes, 16, 4, torch.float32, module.device)
+    runner = ModelRunner(module, cache, CpuAttention(need_operators()), 1000)
+    runner.forward(runner.build([SequenceSlice([5, 6], 0, [3], rows=1)]))
+    left = weakref.ref(cache)
+    del cache, runner
+    gc.collect()
+    assert left() is None
 
 
 @pytest.mark.parametrize("arch", ["gemma2", "qwen3", "mixtral", "gpt2"])

@@ -80,7 +80,7 @@ inline float exp_nonpositive(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  const int32_t bits = (std::bit_cast<int32_t>(shifted) << 23) + (127 << 23);
+  const uint32_t bits = (std::bit_cast<uint32_t>(shifted) << 23) + (uint32_t{127} << 23);
   return x < -87.0f ? 0.0f : p * std::bit_cast<float>(bits);
 }
 
@@ -308,7 +308,7 @@ class Worker {
  private:
   // Whether all rows' ancestors are the first nodes of a draft, and none left out.
   static bool is_line(const int64_t* ancestors, size_t count) {
-    return std::all_of(ancestors, ancestors + count, [](int64_t word) { return (word & (word + 1)) == 0; });
+    return std::all_of(ancestors, ancestors + count, [](uint64_t word) { return (word & (word + 1)) == 0; });
   }
 
   // The slots of a row's entries base .. base + TILE: committed tokens, then the node's ancestors and itself.

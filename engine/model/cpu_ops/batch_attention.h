@@ -130,7 +130,7 @@ class BatchAttention {
   void share_out(int64_t threads) {
     const auto count = static_cast<int64_t>(blocks_.size());
     int64_t parts = 1, groups = 1;
-    if (threads > 1 && count < 2 * threads) {
+    if (threads > 1 && count > 0 && count < 2 * threads) {
       const int64_t wanted = (2 * threads + count - 1) / count;
       const bool is_large = num_apart_ * shape_.value_dim * static_cast<int64_t>(sizeof(float)) > MOST_BYTES;
       parts = is_large ? 1 : std::min(wanted, longest_);
