@@ -36,10 +36,6 @@ class Outline:
         """Whether a module or a weight belongs to a decoder layer."""
         return name.startswith(f"{self.layers}.")
 
-    def in_head(self, name: str) -> bool:
-        """Whether a weight belongs to the head."""
-        return name.startswith(f"{self.head}.")
-
 
 def check_folder(folder: Path, config: PreTrainedConfig) -> None:
     """Asks a folder for what transformers would read besides, or instead of, model.safetensors.

@@ -73,6 +73,27 @@ inline Factors round_block(const float* row, int64_t size, int8_t* out) {
   return {scale, scale * static_cast<float>(sum)};
 }
 
+// Rows of activations in rounded blocks: blocks * BLOCK numbers, and behind them what belongs to each block.
+template <typename Own, Own (*round_one)(const float*, int64_t, int8_t*)>
+struct BlockRows {
+  static constexpr int64_t INPUTS = BLOCK;
+
+  int64_t blocks;
+
+  int64_t row_bytes() const { return blocks * (BLOCK + sizeof(Own)); }
+
+  void round(const float* row, int64_t size, uint8_t* out) const {
+    auto* target = reinterpret_cast<int8_t*>(out);
+    for (int64_t i = 0; i < blocks; ++i) {
+      const Own own = round_one(row + i * BLOCK, std::min(BLOCK, size - i * BLOCK), target + i * BLOCK);
+      std::memcpy(out + blocks * BLOCK + i * sizeof(own), &own, sizeof(own));
+    }
+  }
+
+  // What the sums of a rounded row are to be multiplied by.
+  static float factor(const uint8_t*) { return 1.0f; }
+};
+
 inline float widen(uint16_t half) { return static_cast<float>(c10::Half(half, c10::Half::from_bits())); }
 
 template <int BITS>
@@ -191,27 +212,11 @@ __attribute__((always_inline)) inline void block(const uint8_t* weights, const u
 // The weights of a layer.
 //   numbers: [panels, blocks, BYTES]; scales: float16 [panels, blocks, 2, PANEL].
 template <int BITS>
-struct Matrix {
+struct Matrix : BlockRows<Factors, round_block> {
   using Number = uint8_t;
-  static constexpr int64_t INPUTS = BLOCK;
 
   const uint8_t* numbers;
   const uint16_t* scales;
-  int64_t blocks;
-
-  // A rounded row: blocks * BLOCK numbers, and the factors of its blocks.
-  int64_t row_bytes() const { return blocks * (BLOCK + sizeof(Factors)); }
-
-  void round(const float* row, int64_t size, uint8_t* out) const {
-    auto* target = reinterpret_cast<int8_t*>(out);
-    for (int64_t i = 0; i < blocks; ++i) {
-      const Factors own = round_block(row + i * BLOCK, std::min(BLOCK, size - i * BLOCK), target + i * BLOCK);
-      std::memcpy(out + blocks * BLOCK + i * sizeof(own), &own, sizeof(own));
-    }
-  }
-
-  // What the sums of a rounded row are to be multiplied by.
-  static float factor(const uint8_t*) { return 1.0f; }
 
   // sums [M + N, PANEL]: rounded rows times a panel's weights, which are read once; M rows, then N more.
   template <int M, int N>

@@ -101,9 +101,9 @@ struct Matrix {
   using Number = int8_t;
   static constexpr int64_t INPUTS = BLOCK;
 
+  int64_t blocks;
   const int8_t* numbers;
   const uint16_t* scales;
-  int64_t blocks;
 
   // A rounded row: its scale, and blocks * BLOCK numbers.
   int64_t row_bytes() const { return sizeof(float) + blocks * BLOCK * sizeof(int16_t); }

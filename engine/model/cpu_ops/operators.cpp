@@ -173,8 +173,8 @@ struct Linear {
 template <typename Matrix>
 void multiply(const float* x, int64_t rows, int64_t in_features, const Linear& layer, bool adds, Room<uint8_t>& room,
               float* out) {
-  const Matrix matrix{layer.numbers.const_data_ptr<typename Matrix::Number>(),
-                      static_cast<const uint16_t*>(layer.scales.const_data_ptr()), layer.numbers.size(1)};
+  const Matrix matrix{layer.numbers.size(1), layer.numbers.const_data_ptr<typename Matrix::Number>(),
+                      static_cast<const uint16_t*>(layer.scales.const_data_ptr())};
   const int64_t stride = matrix.row_bytes(), inputs = matrix.blocks * Matrix::INPUTS;
   TORCH_CHECK(in_features <= inputs && in_features > inputs - Matrix::INPUTS, "the layer has not ", in_features,
               " inputs");

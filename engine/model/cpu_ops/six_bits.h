@@ -162,27 +162,11 @@ void add_weighted(const float* shares, const uint16_t* scales, float* sums) {
 
 // The weights of a layer.
 //   numbers: [panels, blocks, BYTES], with the steps; scales: float16 [panels, blocks / MANY, PANEL].
-struct Matrix {
+struct Matrix : few_bits::BlockRows<Factors, round_block> {
   using Number = uint8_t;
-  static constexpr int64_t INPUTS = BLOCK;
 
   const uint8_t* numbers;
   const uint16_t* scales;
-  int64_t blocks;
-
-  // A rounded row: blocks * BLOCK numbers, and the factors of its blocks.
-  int64_t row_bytes() const { return blocks * (BLOCK + sizeof(Factors)); }
-
-  void round(const float* row, int64_t size, uint8_t* out) const {
-    auto* target = reinterpret_cast<int8_t*>(out);
-    for (int64_t i = 0; i < blocks; ++i) {
-      const Factors own = round_block(row + i * BLOCK, std::min(BLOCK, size - i * BLOCK), target + i * BLOCK);
-      std::memcpy(out + blocks * BLOCK + i * sizeof(own), &own, sizeof(own));
-    }
-  }
-
-  // What the sums of a rounded row are to be multiplied by.
-  static float factor(const uint8_t*) { return 1.0f; }
 
   // sums [M + N, PANEL]: rounded rows times a panel's weights, which are read once; M rows, then N more.
   template <int M, int N>
