@@ -10,7 +10,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from engine.acceptance import ANY_LOSSLESS, AcceptancePolicy
-from engine.drafting_config import DraftingSection, ModelSection, PlannerName, PredictingSection
+from engine.drafting_config import (
+    DraftingSection,
+    DraftVocabSize,
+    ModelSection,
+    PlannerName,
+    PredictingSection,
+)
 from engine.head_config import EagleSpeculation, MedusaSpeculation
 from engine.sampling_params import MAX_DRAFT_TOKENS
 from engine.section import Section
@@ -190,6 +196,12 @@ class DraftModelSpeculation(ModelSection):
         (),
         description="More draft models, separated by commas: each drafts beside the first, and the target "
         "checks all in one tree.",
+    )
+    draft_vocab_size: DraftVocabSize = Field(
+        "auto",
+        description="Tokens that draft models choose among, by their ids from 0, besides those that end an "
+        "answer and those in a request's own text; all: the target's; auto: 32768 of a vocabulary more than "
+        "twice as large.",
     )
 
     @property

@@ -13,6 +13,7 @@ DraftSampling = Literal["coupled", "greedy"]
 SiblingSampling = Literal["without_replacement", "with_replacement"]
 PlannerName = Literal["auto", "fixed"]
 Lookup = Literal["none", "ngram", "suffix"]
+DraftVocabSize = Literal["auto", "all"] | Annotated[int, Field(ge=1)]
 AcceptanceName = Literal["match", "rejection", "block", "typical"]
 
 

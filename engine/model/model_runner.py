@@ -74,6 +74,11 @@ class ModelRunner:
         self._picks_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
 
     @property
+    def picks_rows(self) -> bool:
+        """Whether logits are computed of the wanted rows alone."""
+        return self._picks_rows
+
+    @property
     def device(self) -> torch.device:
         """Where the model computes; its weights may come from elsewhere while it is being prepared."""
         return self.cache.keys[0].device

@@ -1,5 +1,6 @@
 """What linear layers on packed integers have in common on a CPU: outputs in panels, and one operator."""
 
+import copy
 from collections.abc import Mapping
 from typing import Self
 
@@ -62,6 +63,18 @@ class PanelLinear(nn.Module):
         """See PackedLayer."""
         return self.stored()
 
+    def picked(self, panels: slice | torch.Tensor) -> Self:
+        """A layer of the outputs of some panels alone.
+
+        Args:
+            panels: A slice, which shares the weights, or int64 [n] of numbers, which copies them.
+        """
+        part = copy.copy(self)
+        part._numbers, part._scales = taken(self._numbers, panels), taken(self._scales, panels)
+        part._bias = taken(self._bias.view(-1, PANEL), panels).flatten()
+        part.out_features = PANEL * len(part._numbers)
+        return part
+
     def extra_repr(self) -> str:
         """The shape, for printing a model."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
@@ -70,6 +83,11 @@ class PanelLinear(nn.Module):
         """float32 [..., in_features] to float32 [..., out_features]."""
         result: torch.Tensor = self._multiply(x, self._numbers, self._scales, self._bias, self.out_features)
         return result
+
+
+def taken(rows: torch.Tensor, which: slice | torch.Tensor) -> torch.Tensor:
+    """Some rows: views of a slice, copies of int64 [n]."""
+    return rows[which] if isinstance(which, slice) else rows.index_select(0, which)
 
 
 def num_panels(out_features: int) -> int:

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.model.input_batch import SequenceSlice
 from engine.model.model_runner import ModelRunner
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
 from engine.speculation.draft_cache import Motion, Progress, cached_path, moves, plan_motions
+from engine.speculation.draft_ids import DraftIds
+from engine.speculation.draft_vocabulary import DraftVocabulary
 from engine.speculation.growing import TreeGrower, next_levels
 from engine.speculation.growing_tree import GrowingTree
 from engine.token_tree import EMPTY_TREE, TokenTree
@@ -43,10 +46,18 @@ class DraftModelSpeculator:
         runner: The draft model. Its vocab_size is the target's, so that no other id is ever drafted.
         limits: What bounds its passes.
         grower: Which trees it grows, and how their tokens are drawn.
+        vocabulary: Which tokens it may draft; None is all of them.
     """
 
-    def __init__(self, runner: ModelRunner, limits: DraftLimits, grower: TreeGrower) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        limits: DraftLimits,
+        grower: TreeGrower,
+        vocabulary: DraftVocabulary | None = None,
+    ) -> None:
         self._runner = runner
+        self._vocabulary = vocabulary
         self._limits = limits
         self._grower = grower
         self._progress: dict[str, Progress] = {}
@@ -72,6 +83,8 @@ class DraftModelSpeculator:
         # with their place in a matrix product.
         requests = sorted(context.requests, key=lambda request: request.request_id)
         self._settle(requests)
+        if self._vocabulary is not None:
+            self._vocabulary.follow(requests)
         growing = self._catch_up(plan_motions(self._motions(requests), self._limits.max_num_batched_tokens))
         grown = list(growing)
         while growing := [tree for tree in growing if tree.num_pending]:
@@ -89,6 +102,8 @@ class DraftModelSpeculator:
     def release(self, request_id: str) -> None:
         """Forgets how far the request's cache was."""
         self._progress.pop(request_id, None)
+        if self._vocabulary is not None:
+            self._vocabulary.release(request_id)
 
     def _settle(self, requests: Sequence[DraftRequest]) -> None:
         """Puts the last drafts' accepted nodes in line, in all layers at once, and learns from verdicts."""
@@ -128,7 +143,7 @@ class DraftModelSpeculator:
         """Computes committed tokens and draws the first level of every request that is up to date."""
         if not motions:
             return []
-        logits = self._runner.forward(self._runner.build([motion.slice() for motion in motions]))
+        logits, ids = self._rows([(motion.request, motion.slice()) for motion in motions])
         for motion in motions:
             self._progress[motion.request.request_id] = Progress(motion.end, step=self._step)
         trees = [
@@ -136,17 +151,27 @@ class DraftModelSpeculator:
             for motion in motions
             if motion.is_complete
         ]
-        self._grower.draw(trees, logits)
+        self._grower.draw(trees, logits, ids)
         return trees
 
     def _grow(self, trees: Sequence[GrowingTree]) -> None:
         """Computes the pending level of each tree and draws the next one."""
-        logits = [
-            self._runner.forward(self._runner.build([piece for _, piece in pieces]))
+        passes = [
+            self._rows([(tree.request, piece) for tree, piece in pieces])
             for pieces in next_levels(trees, self._limits.max_num_batched_tokens)
         ]
         for tree in trees:
             request = tree.request
             progress = Progress(len(request.token_ids), tree.placed(), step=self._step)
             self._progress[request.request_id] = progress
-        self._grower.draw(trees, torch.cat(logits))
+        self._grower.draw(trees, torch.cat([logits for logits, _ in passes]), passes[0][1])
+
+    def _rows(
+        self, pieces: Sequence[tuple[DraftRequest, SequenceSlice]]
+    ) -> tuple[torch.Tensor, DraftIds | None]:
+        """A pass: the logits of the wanted rows, and what their entries stand for if not the target's ids."""
+        batch = self._runner.build([piece for _, piece in pieces])
+        if self._vocabulary is None:
+            return self._runner.forward(batch), None
+        owners = [request.request_id for request, piece in pieces for _ in range(piece.rows)]
+        return self._vocabulary.forward(batch, owners), self._vocabulary.ids

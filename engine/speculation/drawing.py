@@ -123,6 +123,9 @@ def _draw(
     values = scored.tolist()
     children: list[list[Child]] = []
     for place, wish in enumerate(wishes):
+        if not values[place][0] > -torch.inf:  # Nor is it where nothing can be chosen and it is no number.
+            children.append([])
+            continue
         drawn = wish.proposal.is_drawn and wish.key is not None
         distribution = _distribution(rows[place], ids) if drawn else None
         if distribution is not None and wish.width > 1 and wish.proposal is Proposal.SAMPLED:

@@ -26,6 +26,7 @@ from engine.speculation.base import Speculator
 from engine.speculation.chain_growth import ChainGardener
 from engine.speculation.continuation import GrowthRules
 from engine.speculation.draft_model import DraftLimits, DraftModelSpeculator
+from engine.speculation.draft_vocabulary import choose_vocabulary
 from engine.speculation.drawing import DrawingStyle
 from engine.speculation.eagle import EagleSpeculator
 from engine.speculation.growing import TreeGrower
@@ -161,16 +162,14 @@ def _draft_with(
     assert isinstance(speculation, DraftModelSpeculation), "only this method drafts with a model"
     dtype = choose_cache_type(config.cache.kv_cache_dtype, draft)
     cache = PagedKVCache(draft.layers, num_blocks, config.cache.block_size, dtype, draft.device)
+    backend = choose_backend(draft.operators, draft.device, records=not config.model.enforce_eager)
+    runner = ModelRunner(draft.module, cache, backend, target.vocab_size, draft.operators)
+    ends = TargetEnds(draft.module, target.vocab_size)
     return DraftModelSpeculator(
-        ModelRunner(
-            draft.module,
-            cache,
-            choose_backend(draft.operators, draft.device, records=not config.model.enforce_eager),
-            target.vocab_size,
-            draft.operators,
-        ),
+        runner,
         DraftLimits(draft.max_model_len, config.scheduler.max_num_batched_tokens),
         _grower(speculation, target, _gardener(speculation.tree)),
+        choose_vocabulary(speculation.draft_vocab_size, runner, ends, target.eos_token_ids),
     )
 
 

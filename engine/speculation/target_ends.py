@@ -32,13 +32,21 @@ class TargetEnds:
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
 
     @property
+    def output_layer(self) -> object:
+        """Its output layer."""
+        return self._lm_head
+
+    @property
     def plain_lm_head(self) -> object:
         """Its output layer if the logits are what that gives; None if the target does more to them."""
         return self._lm_head if self._factor == 1.0 and self._softcap is None else None
 
     def score(self, state: torch.Tensor) -> torch.Tensor:
         """The target's logits of states after its final norm, [..., hidden_size] to [..., rows]."""
-        logits = self._lm_head(state)
+        return self.finish(self._lm_head(state))
+
+    def finish(self, logits: torch.Tensor) -> torch.Tensor:
+        """What the target makes of its output layer's results, some or all of them."""
         if self._factor != 1.0:
             logits = logits * self._factor
         if self._softcap is not None:
