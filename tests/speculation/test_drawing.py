@@ -132,3 +132,15 @@ def test_an_independent_draw_falls_where_its_number_lies() -> None:
     numbers = uniform_rows([key(8)], 3, Q.device)[0].tolist()
     borders = Q.double().cumsum(0).tolist()
     assert list(tokens(children)) == [sum(border <= u for border in borders) for u in numbers]
+
+
+@pytest.mark.parametrize("nothing", [-torch.inf, torch.nan])
+@pytest.mark.parametrize("proposal", Proposal)
+def test_where_nothing_can_be_chosen_nothing_is_drawn(proposal: Proposal, nothing: float) -> None:
+    rows = torch.stack((torch.full((4,), nothing), Q.log()))
+    wishes = [
+        RowWish(proposal, 2, None if proposal is Proposal.DETERMINISTIC else key(seed)) for seed in (1, 2)
+    ]
+    none, some = draw_children(rows, wishes)
+    assert none == []
+    assert len(some) == 2
