@@ -13,8 +13,24 @@ DraftSampling = Literal["coupled", "greedy"]
 SiblingSampling = Literal["without_replacement", "with_replacement"]
 PlannerName = Literal["auto", "fixed"]
 Lookup = Literal["none", "ngram", "suffix"]
-DraftVocabSize = Literal["auto", "all"] | Annotated[int, Field(ge=1)]
 AcceptanceName = Literal["match", "rejection", "block", "typical"]
+
+
+def read_vocab_size(value: object) -> object:
+    """What a setting says of a draft vocabulary's size.
+
+    Raises:
+        ValueError: It is none; the message goes on from "must".
+    """
+    if value in ("auto", "all"):
+        return value
+    size = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError("be auto, all or a whole number from 1 on")
+    return size
+
+
+DraftVocabSize = Annotated[Literal["auto", "all"] | int, BeforeValidator(read_vocab_size)]
 
 
 class PredictingSection(Section):

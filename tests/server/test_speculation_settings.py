@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from engine.config import DraftModelSpeculation
 from server.config import ConfigError, load_config
 
 FORMS = "tree must be widths such as 3,2,1,1, or sequoia, dynamic, or a mapping with the shape static"
@@ -52,6 +53,21 @@ def test_a_tree_that_cannot_be_is_refused_in_one_line(tree: object, message: str
     assert error.startswith(f"--tree: {message}")
     assert error.endswith(f", got {tree!r}")
     assert "\n" not in error
+
+
+@pytest.mark.parametrize("size", ["many", "0", 0, -1, "4.5", 4.5, [8]])
+def test_a_draft_vocabulary_of_no_size_is_refused_in_one_line(size: object) -> None:
+    error = error_of(draft_model="d", draft_vocab_size=size)
+    assert error == (
+        f"--draft-vocab-size: draft_vocab_size must be auto, all or a whole number from 1 on, got {size!r}"
+    )
+
+
+@pytest.mark.parametrize(("said", "size"), [("auto", "auto"), ("all", "all"), ("4096", 4096), (1, 1)])
+def test_sizes_of_a_draft_vocabulary(said: object, size: object) -> None:
+    speculation = load_config({"draft_model": "d", "draft_vocab_size": said}, {}).config.engine.speculation
+    assert isinstance(speculation, DraftModelSpeculation)
+    assert speculation.draft_vocab_size == size
 
 
 @pytest.mark.parametrize(
