@@ -87,6 +87,7 @@ class DraftVocabulary:
         self._texts: dict[str, _Text] = {}
         self._users: Counter[int] = Counter(self._always)
         self._panels: list[int] = []
+        self._others: dict[str, torch.Tensor] = {}
         self._take(sorted(self._always))
         self._check()
 
@@ -106,7 +107,9 @@ class DraftVocabulary:
                 wanted |= dict.fromkeys(sorted(text.panels))
             fresh = self._panels_of(request.token_ids[text.num_read :]) - text.panels
             text.num_read = len(request.token_ids)
-            text.panels |= fresh
+            if fresh:
+                text.panels |= fresh
+                self._others.pop(request.request_id, None)
             self._users.update(fresh)
             wanted |= dict.fromkeys(sorted(fresh))
         if len(wanted) != len(self._panels) or any(panel not in wanted for panel in self._panels):
@@ -114,6 +117,7 @@ class DraftVocabulary:
 
     def release(self, request_id: str) -> None:
         """Forgets a request; what it alone has named goes when the next one is followed."""
+        self._others.pop(request_id, None)
         text = self._texts.pop(request_id, None)
         if text is not None:
             self._users.subtract(text.panels)
@@ -129,9 +133,10 @@ class DraftVocabulary:
             float32 [num_rows, entries] as `ids` says; -inf where only other requests have named a token.
         """
         logits = self._score(self._states(batch))
-        if self._panels and len(set(owners)) > 1:
-            others = torch.tensor([self._not_named(owner) for owner in owners]).repeat_interleave(PANEL, 1)
-            logits[:, self._num_first * PANEL :].masked_fill_(others, -torch.inf)
+        if owners and self._panels and len(self._texts) > 1:
+            others = torch.stack([self._others_of(owner) for owner in owners])
+            more = logits[:, self._num_first * PANEL :].view(len(owners), -1, PANEL)
+            more.masked_fill_(others[:, :, None], -torch.inf)
         return self._ends.cut(logits, self._ids)
 
     def _states(self, batch: InputBatch) -> torch.Tensor:
@@ -143,9 +148,14 @@ class DraftVocabulary:
         parts = [part(states) for part in self._parts]
         return self._ends.finish(torch.cat(parts, dim=1))
 
-    def _not_named(self, request_id: str) -> list[bool]:
-        own = self._texts[request_id].panels
-        return [panel not in own and panel not in self._always for panel in self._panels]
+    def _others_of(self, request_id: str) -> torch.Tensor:
+        """Which panels beside the first only other requests have named, bool [panels]."""
+        others = self._others.get(request_id)
+        if others is None:
+            own = self._texts[request_id].panels | self._always
+            others = torch.tensor([panel not in own for panel in self._panels])
+            self._others[request_id] = others
+        return others
 
     def _panels_of(self, token_ids: Iterable[int]) -> set[int]:
         """The panels of tokens that are not among the first."""
@@ -155,6 +165,7 @@ class DraftVocabulary:
     def _take(self, panels: list[int]) -> None:
         """Reads these panels from now on, beside the first."""
         self._panels = panels
+        self._others.clear()
         which = torch.tensor(panels, dtype=torch.int64)
         self._parts = [self._first, self._pick(which)] if panels else [self._first]
         ids = self._ends.ids(torch.cat((torch.arange(self._num_first * PANEL), _ids_of(which))))

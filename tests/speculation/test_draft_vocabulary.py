@@ -142,6 +142,12 @@ def test_a_draft_depends_on_its_own_text_alone(params: SamplingParams) -> None:
         drafter(model), *(Text(str(i), list(tokens), blocks, params).ask(6) for i, tokens in enumerate(TEXTS))
     )
     assert [tree.tokens for tree in together] == alone
+    # Nor on who shares the engine and sits this step out.
+    busy = drafter(model)
+    blocks = Blocks()
+    first, *others = [Text(str(i), list(tokens), blocks, params).ask(6) for i, tokens in enumerate(TEXTS)]
+    propose(busy, *others)
+    assert propose(busy, first)[0].tokens == alone[0]
     # Which could not be told if no draft had ever wanted another text's tokens.
     free = [
         propose(drafter_of_all(model), Text(str(i), list(t), Blocks(), params).ask(6))[0]
