@@ -1,7 +1,7 @@
 """Tokens per second, acceptance and tokens per forward of every method, side by side over the same weights.
 
-    python -m tests.bench.methods --model M [--draft-model D] [--eagle HEAD] [--medusa HEADS] [--lookup ngram]
-        [--prompts FILE ...] [--per-kind N]
+    python -m tests.bench.methods --model M [--draft-model D [--draft-vocab-size N ...]] [--eagle HEAD]
+        [--medusa HEADS] [--lookup ngram] [--prompts FILE ...] [--per-kind N]
 
 Where `outrider bench --paired` compares a server with itself, this compares the methods with each other, in
 process. Every prompt is answered by each of them in turn, so that a machine whose speed drifts slows all
@@ -101,6 +101,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.methods", description=__doc__.split("\n")[0])
     parser.add_argument("--model", default=ModelConfig().model)
     parser.add_argument("--draft-model", help="adds the method draft_model")
+    parser.add_argument(
+        "--draft-vocab-size", nargs="+", default=["auto"], help="of the draft model; several are compared"
+    )
     parser.add_argument("--eagle", metavar="HEAD", help="adds the method eagle")
     parser.add_argument("--medusa", metavar="HEADS", help="adds the method medusa")
     parser.add_argument("--tree", help="of the heads, instead of a chain")
@@ -143,14 +146,14 @@ def build(options: argparse.Namespace) -> dict[str, LLM]:
         SuffixSpeculation(**length),
     ]
     if options.draft_model:
-        methods.append(
-            DraftModelSpeculation(draft_model=options.draft_model, lookup=options.lookup, **length)
-        )
+        own = {"draft_model": options.draft_model, "lookup": options.lookup, **length}
+        methods += [DraftModelSpeculation(**own, draft_vocab_size=size) for size in options.draft_vocab_size]
     if options.eagle:
         methods.append(EagleSpeculation(head=options.eagle, **shape))
     if options.medusa:
         methods.append(MedusaSpeculation(head=options.medusa, **shape))
     engines: dict[str, LLM] = {}
+    method, drafts = "none", load_drafts(NoSpeculation(), target, model)
     for speculation in methods:
         config = EngineConfig(
             model=model,
@@ -158,10 +161,20 @@ def build(options: argparse.Namespace) -> dict[str, LLM]:
             scheduler=SchedulerConfig(max_num_seqs=1),
             speculation=speculation,
         )
-        drafts = load_drafts(speculation, target, model)
+        if speculation.method != method:
+            method, drafts = speculation.method, load_drafts(speculation, target, model)
         calibrates = options.planner == "auto"
-        engines[speculation.method] = LLM(assemble(config, target, drafts, calibrates=calibrates))
+        engines[name_of(speculation, options)] = LLM(assemble(config, target, drafts, calibrates=calibrates))
     return engines
+
+
+def name_of(speculation: SpeculationConfig, options: argparse.Namespace) -> str:
+    """The method; with its vocabulary, where several are compared."""
+    match speculation:
+        case DraftModelSpeculation(draft_vocab_size=size) if len(options.draft_vocab_size) > 1:
+            return f"draft, {size}"
+        case _:
+            return speculation.method
 
 
 def run(llm: LLM, prompt: BenchPrompt, wishes: SamplingParams) -> tuple[Completion, float]:
