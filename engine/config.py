@@ -203,6 +203,11 @@ class DraftModelSpeculation(ModelSection):
         "answer and those in a request's own text; all: the target's; auto: 32768 of a vocabulary more than "
         "twice as large.",
     )
+    draft_rounding: bool = Field(
+        True,
+        description="On a CPU: hold layers of draft models that have five or six bits in four; what drafts "
+        "say is checked.",
+    )
 
     @property
     def max_nodes(self) -> int:

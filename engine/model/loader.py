@@ -51,11 +51,12 @@ logger = logging.getLogger(__name__)
 _READ_WHOLE = "all weights are read, in float32, before the first is packed"
 
 
-def load_causal_lm(config: ModelConfig) -> LoadedModel:
+def load_causal_lm(config: ModelConfig, *, rounds: bool = False) -> LoadedModel:
     """Finds, checks and loads a model.
 
     Args:
         config: Which model, and how to hold it.
+        rounds: See `plan_weights`.
 
     Raises:
         ModelNotFound: No source has the model.
@@ -77,9 +78,9 @@ def load_causal_lm(config: ModelConfig) -> LoadedModel:
         max_model_len = context_limit(model_config, config.max_model_len)
         tokenizer = read_tokenizer(folder, config)
         operators = None if pending is None else pending.result()
-    plan = plan_weights(config.dtype, device, operators)
+    plan = plan_weights(config.dtype, device, operators, rounds=rounds)
     logger.info("loading %s from %s on %s", config.model, folder, device)
-    ready = _Source(config, folder, model_config).read(plan, device, operators)
+    ready = _Source(config, folder, model_config, rounds).read(plan, device, operators)
     return _loaded(ready, tokenizer, operators, name=config.model, max_model_len=max_model_len)
 
 
@@ -133,6 +134,7 @@ class _Source:
     config: ModelConfig
     folder: Path
     model_config: PreTrainedConfig
+    rounds: bool
 
     def read(self, plan: WeightPlan, device: torch.device, operators: CpuOperators | None) -> _Ready:
         """From the packed weights of an earlier start, or from the plain ones."""
@@ -141,7 +143,8 @@ class _Source:
                 logger.info("%s: it has code of its own or quantised layers", _READ_WHOLE)
             return self._read_plain(plan, device, operators)
         cache = PackedCache(self.config.cache_folder / "packed")
-        key = packed_key(self.config.model, self.folder, self.config.dtype, plan.dtype, operators)
+        wanted = f"{self.config.dtype}-rounded" if self.rounds else self.config.dtype
+        key = packed_key(self.config.model, self.folder, wanted, plan.dtype, operators)
         if cache.find(key) is not None:
             module = _set_up(read_skeleton(self.folder, self.model_config))
             if (recipe := cache.fill(key, module, plan.packer, operators)) is not None:

@@ -15,6 +15,7 @@ from engine.model.few_bits import FewBitsPacker
 from engine.model.int8 import Int8Packer
 from engine.model.linear import Float16Packer, packed_fp16_unavailable
 from engine.model.packing import LinearPacker
+from engine.model.rounding import RoundingPacker
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,9 @@ def takes_operators(wanted: DType, device: torch.device) -> bool:
     return device.type == "cpu" and wanted != "bfloat16"
 
 
-def plan_weights(wanted: DType, device: torch.device, operators: CpuOperators | None) -> WeightPlan:
+def plan_weights(
+    wanted: DType, device: torch.device, operators: CpuOperators | None, *, rounds: bool = False
+) -> WeightPlan:
     """How a model is held on a device.
 
     auto: on a CPU with the C++ operators int4, which is four to six bits for layers whose weights have so
@@ -95,6 +98,7 @@ def plan_weights(wanted: DType, device: torch.device, operators: CpuOperators | 
         wanted: The setting.
         device: Where the model runs.
         operators: The C++ operators, if there are any.
+        rounds: With int4: layers of five and six bits get four, for models whose results are checked.
 
     Raises:
         StartupError: The type cannot be had here.
@@ -111,7 +115,8 @@ def plan_weights(wanted: DType, device: torch.device, operators: CpuOperators | 
                 f"dtype is {dtype}, but there are no C++ operators here, which multiply such weights (the "
                 f"log says why); {_ADVICE}"
             )
-        return WeightPlan(dtype, torch.float32, kind(operators), strict)
+        packer = RoundingPacker(operators) if rounds and dtype == "int4" else kind(operators)
+        return WeightPlan(dtype, torch.float32, packer, strict)
     if dtype == "float16":
         return WeightPlan(dtype, torch.float32, Float16Packer(operators), strict)
     return WeightPlan(dtype, _DTYPES[dtype], None, strict)

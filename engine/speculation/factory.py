@@ -85,7 +85,7 @@ def load_drafts(
             alike = {"dtype": dtype, "max_model_len": None, "chat_template": None}
             for name, revision in names:
                 own = {"model": name, "revision": revision, **alike}
-                draft = load_causal_lm(model_config.model_copy(update=own))
+                draft = load_causal_lm(model_config.model_copy(update=own), rounds=speculation.draft_rounding)
                 check_same_vocabulary(target, draft)
                 drafts.append(draft)
             return drafts

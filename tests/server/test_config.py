@@ -72,6 +72,7 @@ def test_every_option_reaches_its_section_from_every_source(yaml_file: Path) -> 
         num_draft_tokens=15,
         allow_lossy=True,
         extra_draft_models=("8", "9"),
+        draft_rounding=False,
         probe=False,
     )
 
