@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from engine.config import ModelConfig
+from engine.config import DraftModelSpeculation, DType, ModelConfig
 from engine.model.few_bits import FewBitsLinear, find_few_bits
-from engine.model.loader import load_causal_lm
+from engine.model.loader import LoadedModel, load_causal_lm
 from engine.model.rounding import RoundingPacker, round_to_four_bits
+from engine.speculation.factory import load_drafts
 from tests.operators import need_operators, share_operators
 from tests.tiny import few_bits, save_tiny, six_bits
 
@@ -69,10 +71,30 @@ def test_a_loaded_model_is_rounded_and_kept_apart_from_the_exact_one(tmp_path: P
     assert kept[1].startswith("auto-rounded")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rounding", "weights"),
+    [("auto", True, "int4"), ("int4", True, "int4"), ("auto", False, "int5"), ("int8", True, "int8")],
+)
+def test_drafts_are_rounded_and_targets_are_not(
+    tmp_path: Path, dtype: DType, rounding: bool, weights: str
+) -> None:
+    need_operators()
+    share_operators(tmp_path / "cache")
+    folder = save_tiny(tmp_path / "model", hidden_size=64, intermediate_size=64, num_hidden_layers=1)
+    _round_file(folder)
+    config = ModelConfig(
+        model=str(folder), device="cpu", offline=True, cache_dir=tmp_path / "cache", dtype=dtype
+    )
+    target = load_causal_lm(config)
+    assert target.weights == ("int8" if dtype == "int8" else "int5")
+    speculation = DraftModelSpeculation(draft_model=str(folder), draft_rounding=rounding)
+    [draft] = load_drafts(speculation, target, config)
+    assert isinstance(draft, LoadedModel)
+    assert draft.weights == weights
+
+
 def _round_file(folder: Path) -> None:
     """Gives all matrices of a saved model the weights of a file of five bits."""
-    from safetensors.torch import load_file, save_file
-
     [path] = folder.glob("*.safetensors")
     tensors = load_file(path)
     for name, tensor in tensors.items():
