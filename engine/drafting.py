@@ -198,6 +198,7 @@ class Drafting:
         for offer, count in zip(offers, allotment.kept, strict=True):
             request = batch.decoding[offer.place]
             request.draft = request.draft.truncated(count)
+            self._measurements.pauses.note(request.request_id, count)
             num_nodes += count
         for method, _ in self._others:
             num_nodes += self._draft(method, allotment.grants[method], batch, scheduler)
@@ -210,7 +211,11 @@ class Drafting:
         price = self._planner.price(batch.load) if batch.decoding else None
         if price is None:
             return offers
-        waiting = dict(enumerate(batch.decoding))
+        waiting = {
+            place: request
+            for place, request in enumerate(batch.decoding)
+            if self._planner.listens(request.request_id)
+        }
         for method, drafter in self._lookups:
             asked: dict[int, DraftRequest] = {}
             for place, request in waiting.items():
@@ -225,6 +230,8 @@ class Drafting:
                 if len(tree):
                     self._hand_out(waiting.pop(place), tree, method)
                     offers.append(Offer(place, method, tree.probabilities))
+        for request in waiting.values():
+            self._measurements.pauses.note(request.request_id, 0)
         return offers
 
     def _draft(self, method: int, grants: Sequence[Grant], batch: DraftBatch, scheduler: Scheduler) -> int:

@@ -88,6 +88,10 @@ class AutoPlanner:
         floor = self._floor_of(plain)
         return MeasuredFloor(floor) if floor < 1.0 and plain.affords_one() else None
 
+    def listens(self, request_id: str) -> bool:
+        """See Planner."""
+        return self._known.pauses.are_over(request_id, self._known.step)
+
     def asks(self, method: int, load: Load) -> bool:
         """See Planner. Deciding takes time as well, and what did not pay a step ago hardly does now."""
         if load.shape.reads_prompts:

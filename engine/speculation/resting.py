@@ -1,9 +1,11 @@
-"""Rests: who was asked and got nothing is left alone for a while, since deciding takes time as well."""
+"""Rests and pauses: who was asked and got nothing is left alone for a while; deciding takes time as well."""
 
 from dataclasses import dataclass
 
 from engine.planning import PlanOutcome
 
+# Of lookups that were kept nothing of for so many steps in a row, only every so many steps are asked for.
+_PAUSES = ((96, 4), (32, 2))
 # Steps for which a method that got nothing is not asked again, unless the load falls.
 _STEPS = 4
 
@@ -50,3 +52,26 @@ class Rests:
     def end(self, method: int) -> None:
         """A method drafts."""
         self._rests[method] = None
+
+
+class LookupPauses:
+    """In which steps lookups are asked for: in all, but for texts that they have found nothing in for long.
+
+    To ask takes a few hundredths of a step, and a match of some length is there a few steps later as well.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[str, int] = {}
+
+    def are_over(self, request_id: str, step: int) -> bool:
+        """Whether lookups are to be asked for a request. Those that pause do so in the same steps."""
+        idle = self._idle.get(request_id, 0)
+        return step % next((every for least, every in _PAUSES if idle >= least), 1) == 0
+
+    def note(self, request_id: str, num_kept: int) -> None:
+        """Enters how many nodes of what was found for a request were checked."""
+        self._idle[request_id] = 0 if num_kept else self._idle.get(request_id, 0) + 1
+
+    def forget(self, request_id: str) -> None:
+        """Drops a request that ended."""
+        self._idle.pop(request_id, None)

@@ -209,6 +209,31 @@ def test_a_lookup_goes_first_where_it_promises_more() -> None:
     assert [grant.place for grant in allotment.grants[1]] == [1]
 
 
+def test_lookups_that_found_nothing_for_long_are_asked_in_some_steps_alone() -> None:
+    measurements = known(MethodMeasurements("ngram", estimates=True))
+    planner = AutoPlanner(measurements)
+
+    def share(steps: int, num_kept: int) -> float:
+        """Of steps in which it is asked for "a", and so many nodes are kept of what it says."""
+        asked = 0
+        for _ in range(steps):
+            measurements.step += 1
+            assert planner.listens("b")
+            if planner.listens("a"):
+                asked += 1
+                measurements.pauses.note("a", num_kept)
+        return asked / steps
+
+    assert share(32, 0) == 1.0
+    assert share(64, 0) == 0.5
+    assert share(400, 0) == pytest.approx(0.25, abs=0.1)
+    assert share(100, 1) > 0.95
+    assert share(32, 0) == 1.0
+    share(400, 0)
+    measurements.forget("a")
+    assert share(1, 0) == 1.0
+
+
 def test_lookups_that_promise_too_much_are_believed_less() -> None:
     lookup = MethodMeasurements("ngram", estimates=True)
     measurements = known(lookup)
