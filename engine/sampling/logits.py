@@ -49,9 +49,9 @@ class RowOperators(Protocol):
     Attributes:
         truncate_rows: Steps 5 to 8. Takes logits, and per row four floats, all in one list: temperature (0
             leaves a row as it is), top_k, top_p, min_p; returns rows of their own.
-        choose_rows: Steps 5 to 8 and the choice, without any row being written. Takes logits, numbers of
-            rows, four floats for each of these, and where the noise of each begins; returns a list of tokens:
-            the likeliest where the temperature is 0, else the one that comes out ahead under the noise.
+        choose_rows: Steps 5 to 8 and the choice, with no row written. Takes logits, numbers of rows, and for
+            each of these four floats and where its noise begins; returns a list of tokens, the likeliest
+            where the temperature is 0.
         top_rows: The highest entries of each row plus its Gumbel noise, highest first and the lowest id among
             equals. Takes logits, int64 [num_rows], where the noise of each begins, and how many; returns
             tokens, int64, and scores, float64, both [num_rows, count]: -inf where no more can be chosen.
@@ -105,15 +105,10 @@ def process_logits(
 def adjust_logits(logits: torch.Tensor, groups: Sequence[RowGroup]) -> torch.Tensor:
     """Applies what depends on which token an entry stands for, steps 1 to 4.
 
-    Args:
-        logits: float32 [num_rows, vocab_size]; left as it is.
-        groups: Whose rows these are, in order.
+    Arguments and errors are those of `process_logits`.
 
     Returns:
         float32 [num_rows, vocab_size]; `logits` itself when there is nothing to do.
-
-    Raises:
-        ValueError: The number of rows is not that of the groups.
     """
     num_rows = sum(len(group) for group in groups)
     if logits.shape[0] != num_rows:
@@ -132,7 +127,7 @@ def adjust_logits(logits: torch.Tensor, groups: Sequence[RowGroup]) -> torch.Ten
 
 
 def _truncate_with(operators: RowOperators, logits: torch.Tensor, groups: Sequence[RowGroup]) -> torch.Tensor:
-    options = [option for group in groups for option in truncation(group.params) * len(group)]
+    options = [option for group in _per_row(groups) for option in truncation(group.params)]
     truncated: torch.Tensor = operators.truncate_rows(logits, options)
     return truncated
 
