@@ -34,18 +34,8 @@ logger = logging.getLogger(__name__)
 _NAMESPACE = "outrider"
 _HEADERS = (
     *("attention.h", "batch_attention.h", "elementwise.h", "entries.h", "few_bits.h", "heads.h", "int8.h"),
-    *(
-        "lanes.h",
-        "layers.h",
-        "panels.h",
-        "room.h",
-        "sampling.h",
-        "six_bits.h",
-        "six_steps.h",
-        "steps.h",
-        "team.h",
-    ),
-    *("threads.h", "truncation.h"),
+    *("lanes.h", "layers.h", "panels.h", "room.h", "sampling.h", "six_bits.h", "six_steps.h", "steps.h"),
+    *("team.h", "threads.h", "truncation.h"),
 )
 _FILES = ("operators.cpp", *_HEADERS)
 _FLAGS = (
