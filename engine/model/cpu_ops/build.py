@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
 _HEADERS = (
-    *("attention.h", "batch_attention.h", "elementwise.h", "few_bits.h", "heads.h", "int8.h", "lanes.h"),
-    *("layers.h", "panels.h", "room.h", "sampling.h", "six_bits.h", "six_steps.h", "steps.h", "team.h"),
-    "threads.h",
+    *("attention.h", "batch_attention.h", "elementwise.h", "entries.h", "few_bits.h", "heads.h", "int8.h"),
+    *("lanes.h", "layers.h", "panels.h", "room.h", "sampling.h", "six_bits.h", "six_steps.h", "steps.h"),
+    *("team.h", "threads.h", "truncation.h"),
 )
 _FILES = ("operators.cpp", *_HEADERS)
 _FLAGS = (
@@ -77,6 +77,7 @@ class CpuOperators:
         run_layers: A pass through them, and what goes into wanted ones.
         use_threads: How many threads work for the calling one; 0 is as many as would for torch.
         truncate_rows: Temperature, top_k, top_p and min_p on rows of logits.
+        choose_rows: The token of rows of logits, truncated or greedy, under keyed Gumbel noise.
         top_rows: The highest entries of rows of logits under keyed Gumbel noise.
         run_head: A pass of an EAGLE head.
         draft_chains: Chains of an EAGLE head's drafts.
@@ -95,6 +96,7 @@ class CpuOperators:
     run_layers: Any
     use_threads: Any
     truncate_rows: Any
+    choose_rows: Any
     top_rows: Any
     run_head: Any
     draft_chains: Any
