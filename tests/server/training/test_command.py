@@ -2,11 +2,9 @@
 
 import io
 import json
-import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,21 +16,12 @@ from server.training.curves import as_csv, as_png
 from server.training.progress import Progress, left
 from tests.tiny import save_tiny
 
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model"), num_hidden_layers=4)
-
-
-@pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    """The command sets up logging for its process, which here goes on."""
-    loggers = [logging.getLogger(name) for name in (None, "engine", "server", "uvicorn", "uvicorn.access")]
-    before = [(logger.level, logger.handlers[:], logger.filters[:], logger.propagate) for logger in loggers]
-    yield
-    for logger, (level, handlers, filters, propagate) in zip(loggers, before, strict=True):
-        logger.setLevel(level)
-        logger.handlers[:], logger.filters[:], logger.propagate = handlers, filters, propagate
 
 
 @pytest.fixture
