@@ -281,7 +281,8 @@ class AutoPlanner:
             return PlanOutcome.WAITING
         if self._floor > OPTIMISTIC[-1]:
             return PlanOutcome.LOAD
-        return self._rests.outcome or (PlanOutcome.ACCEPTANCE if offers else PlanOutcome.NO_DRAFT)
+        resting = self._rests.outcome(self._known.step, load.decoding.requests)
+        return resting or (PlanOutcome.ACCEPTANCE if offers else PlanOutcome.NO_DRAFT)
 
     def _outcome(self, num_granted: int, num_probes: int, wishes: Sequence[Sequence[Wish]]) -> PlanOutcome:
         if num_granted:

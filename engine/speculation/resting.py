@@ -24,6 +24,10 @@ class _Rest:
     requests: int
     outcome: PlanOutcome
 
+    def lasts(self, step: int, num_requests: int) -> bool:
+        """Whether it is not over yet."""
+        return step < self.until and num_requests >= self.requests
+
 
 class Rests:
     """Which methods rest.
@@ -35,15 +39,15 @@ class Rests:
     def __init__(self, num_methods: int) -> None:
         self._rests: list[_Rest | None] = [None] * num_methods
 
-    @property
-    def outcome(self) -> PlanOutcome | None:
-        """Why one of them rests; None if none does."""
-        return next((rest.outcome for rest in self._rests if rest is not None), None)
+    def outcome(self, step: int, num_requests: int) -> PlanOutcome | None:
+        """Why one of them rests in a step of so many requests; None if none does."""
+        lasting = (rest for rest in self._rests if rest is not None and rest.lasts(step, num_requests))
+        return next((rest.outcome for rest in lasting), None)
 
     def is_over(self, method: int, step: int, num_requests: int) -> bool:
         """Whether a method is to be asked in a step of so many requests."""
         rest = self._rests[method]
-        return rest is None or step >= rest.until or num_requests < rest.requests
+        return rest is None or not rest.lasts(step, num_requests)
 
     def begin(self, method: int, step: int, num_requests: int, outcome: PlanOutcome) -> None:
         """Lets a method rest that got nothing in a step of so many requests."""

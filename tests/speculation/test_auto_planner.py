@@ -325,6 +325,20 @@ def test_who_got_nothing_is_left_alone_for_a_while_or_until_the_load_falls() -> 
     assert planner.asks(0, load(32)), "it has just drafted"
 
 
+def test_a_rest_that_is_over_is_no_reason_any_more() -> None:
+    measurements = known(taught("a", 0.02, 0.02, 0.002))
+    planner = AutoPlanner(measurements)
+    assert planner.allot(load(4), [], [wishes(4)]).outcome is PlanOutcome.PROBING
+    measurements.step += 1
+    assert planner.allot(load(4), [], [wishes(4)]).outcome is PlanOutcome.ACCEPTANCE
+    measurements.step += 3
+    assert planner.allot(load(4), [], [[]]).outcome is PlanOutcome.ACCEPTANCE
+    # The load has fallen, or time has passed: the method would be asked, were there anybody to draft for.
+    assert planner.allot(load(3), [], [[]]).outcome is PlanOutcome.NO_DRAFT
+    measurements.step += 1
+    assert planner.allot(load(4), [], [[]]).outcome is PlanOutcome.NO_DRAFT
+
+
 def num_calls(count: int, rate: float, curve: object) -> int:
     """Functions called to decide one step in the thick of it."""
     measurements = known(taught("a", rate, 0.0001), curve=curve)
