@@ -194,12 +194,12 @@ class Drafting:
                 wished = (drafter.wish(place, request) for place, request in enumerate(batch.decoding))
                 wishes[method] = [wish for wish in wished if wish is not None]
         allotment = self._planner.allot(batch.load, offers, wishes)
-        num_nodes = 0
         for offer, count in zip(offers, allotment.kept, strict=True):
             request = batch.decoding[offer.place]
             request.draft = request.draft.truncated(count)
-            self._measurements.pauses.note(request.request_id, count)
-            num_nodes += count
+        num_nodes = sum(allotment.kept)
+        for offer, gain in zip(offers, allotment.gains, strict=False):
+            self._measurements.lookups.note_gain(batch.decoding[offer.place].request_id, gain)
         for method, _ in self._others:
             num_nodes += self._draft(method, allotment.grants[method], batch, scheduler)
         outcome = self._outcome(batch, allotment.outcome, num_nodes)
@@ -211,11 +211,9 @@ class Drafting:
         price = self._planner.price(batch.load) if batch.decoding else None
         if price is None:
             return offers
-        waiting = {
-            place: request
-            for place, request in enumerate(batch.decoding)
-            if self._planner.listens(request.request_id)
-        }
+        began, listens = self._clock(), self._planner.listens
+        waiting = {place: each for place, each in enumerate(batch.decoding) if listens(each.request_id)}
+        num_asked = len(waiting)
         for method, drafter in self._lookups:
             asked: dict[int, DraftRequest] = {}
             for place, request in waiting.items():
@@ -230,8 +228,9 @@ class Drafting:
                 if len(tree):
                     self._hand_out(waiting.pop(place), tree, method)
                     offers.append(Offer(place, method, tree.probabilities))
+        self._measurements.lookups.note_cost(self._clock() - began, num_asked)
         for request in waiting.values():
-            self._measurements.pauses.note(request.request_id, 0)
+            self._measurements.lookups.note_gain(request.request_id, 0.0)
         return offers
 
     def _draft(self, method: int, grants: Sequence[Grant], batch: DraftBatch, scheduler: Scheduler) -> int:

@@ -93,12 +93,15 @@ class Allotment:
         grants: Per method, who drafts.
         outcome: Why so little, if nothing was granted.
         num_probes: Trials among the grants.
+        gains: Per offer the seconds that its nodes are expected to save all requests together; empty where
+            nobody reckons.
     """
 
     kept: tuple[int, ...]
     grants: tuple[tuple[Grant, ...], ...]
     outcome: PlanOutcome
     num_probes: int = 0
+    gains: tuple[float, ...] = ()
 
 
 class Planner(Protocol):

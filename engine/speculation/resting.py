@@ -1,13 +1,19 @@
 """Rests and pauses: who was asked and got nothing is left alone for a while; deciding takes time as well."""
 
+from collections import deque
 from dataclasses import dataclass
+from statistics import median
 
 from engine.planning import PlanOutcome
 
-# Of lookups that were kept nothing of for so many steps in a row, only every so many steps are asked for.
-_PAUSES = ((96, 4), (32, 2))
 # Steps for which a method that got nothing is not asked again, unless the load falls.
+# Of lookups that rest, one in so many steps is made.
 _STEPS = 4
+# Looks that a request's mean gain remembers, and the costs of recent ones whose median counts.
+_MEMORY = 8.0
+_RECENT = 9
+# Of looks for a text that is new so many times their cost is expected.
+_TRUST = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +64,33 @@ class Rests:
         self._rests[method] = None
 
 
-class LookupPauses:
-    """In which steps lookups are asked for: in all, but for texts that they have found nothing in for long.
+class LookupRests:
+    """For which texts lookups are asked: for those where what they find is worth the asking.
 
-    To ask takes a few hundredths of a step, and a match of some length is there a few steps later as well.
+    A look takes a hundredth of a step of one request, and as much again for each other one. For who finds
+    nothing that would be of use at the load of the moment it is taken in some steps alone.
     """
 
     def __init__(self) -> None:
-        self._idle: dict[str, int] = {}
+        self._gains: dict[str, float] = {}
+        self._costs: deque[float] = deque(maxlen=_RECENT)
+        self._cost = 0.0
 
     def are_over(self, request_id: str, step: int) -> bool:
-        """Whether lookups are to be asked for a request. Those that pause do so in the same steps."""
-        idle = self._idle.get(request_id, 0)
-        return step % next((every for least, every in _PAUSES if idle >= least), 1) == 0
+        """Whether to look for a request. Those that rest are asked for in the same steps."""
+        return step % _STEPS == 0 or self._gains.get(request_id, self._cost) >= self._cost
 
-    def note(self, request_id: str, num_kept: int) -> None:
-        """Enters how many nodes of what was found for a request were checked."""
-        self._idle[request_id] = 0 if num_kept else self._idle.get(request_id, 0) + 1
+    def note_cost(self, seconds: float, num_requests: int) -> None:
+        """Enters what a look for so many requests took."""
+        if num_requests:
+            self._costs.append(seconds / num_requests)
+            self._cost = median(self._costs)
+
+    def note_gain(self, request_id: str, seconds: float) -> None:
+        """Enters what a look for a request is expected to have won; nothing where nothing came of it."""
+        gain = self._gains.get(request_id, _TRUST * self._cost)
+        self._gains[request_id] = gain + (seconds - gain) / _MEMORY
 
     def forget(self, request_id: str) -> None:
         """Drops a request that ended."""
-        self._idle.pop(request_id, None)
+        self._gains.pop(request_id, None)
