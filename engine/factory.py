@@ -39,6 +39,7 @@ from engine.speculation.factory import (
 )
 from engine.speculation.loaded_head import LoadedEagle
 from engine.speculation.measurements import Measurements, MethodMeasurements
+from engine.speculation.medusa_runner import recorded_heads_bytes
 from engine.speculation.planner import FixedPlanner, Planner
 from engine.speculation_probe import log_probe, probe_speculation
 from engine.tokenizer import Tokenizer
@@ -216,6 +217,8 @@ def _recorded_bytes(target: LoadedModel, drafts: Sequence[Draft]) -> int:
             total += recorded_bytes(draft.module, draft.vocab_size, draft.dtype)
         elif isinstance(draft, LoadedEagle):
             total += recorded_bytes(draft.head, target.vocab_size, draft.dtype)
+        else:
+            total += recorded_heads_bytes(draft.heads, target.vocab_size, draft.dtype)
     return total
 
 

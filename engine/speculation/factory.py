@@ -43,6 +43,7 @@ from engine.speculation.head_stack import stack_head
 from engine.speculation.heads.medusa_tree import shape_of
 from engine.speculation.loaded_head import LoadedEagle, LoadedHead, LoadedMedusa, load_head
 from engine.speculation.medusa import MedusaSpeculator
+from engine.speculation.medusa_runner import MedusaRunner
 from engine.speculation.ngram import NgramSpeculator
 from engine.speculation.rank_rates import RankRates
 from engine.speculation.several import SeveralSpeculators
@@ -151,7 +152,7 @@ def build_speculator(
             return _eagle_speculator(head, config, target, num_blocks, grower)
         case MedusaSpeculation() as medusa:
             [heads] = [draft for draft in drafts if isinstance(draft, LoadedMedusa)]
-            return _medusa_speculator(heads, medusa, target)
+            return _medusa_speculator(heads, medusa, config.model, target)
 
 
 def _draft_with(
@@ -194,7 +195,7 @@ def _eagle_speculator(
 
 
 def _medusa_speculator(
-    loaded: LoadedMedusa, speculation: MedusaSpeculation, target: LoadedModel
+    loaded: LoadedMedusa, speculation: MedusaSpeculation, model: ModelConfig, target: LoadedModel
 ) -> MedusaSpeculator:
     num_heads, choices = loaded.heads.config.num_heads, loaded.heads.config.choices
     gardener = _gardener(speculation.tree, lambda: HeadRates(num_heads))
@@ -205,7 +206,9 @@ def _medusa_speculator(
             )
         gardener = StaticGardener(shape_of(choices))
     ends = TargetEnds(target.module, target.vocab_size)
-    return MedusaSpeculator(loaded.heads, ends, _grower(speculation, target, gardener))
+    recorded = choose_backend(target.operators, target.device, records=not model.enforce_eager).recorded
+    runner = MedusaRunner(loaded.heads, ends, None if recorded is None else recorded.recorder)
+    return MedusaSpeculator(runner, _grower(speculation, target, gardener))
 
 
 def _grower(speculation: ModelSection, target: LoadedModel, gardener: Gardener) -> TreeGrower:

@@ -16,6 +16,7 @@ from engine.speculation.base import DraftRequest, ProposalContext, Requirements
 from engine.token_tree import TokenTree
 from tests.gpu import check
 from tests.gpu.successor import ScriptedAcceptance
+from tests.heads import random_medusa
 from tests.scripted import ScriptedSpeculator, fixed
 
 
@@ -47,6 +48,18 @@ def test_a_wrong_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         head_findings(device),
     ):
         assert all(finding.fault for finding in findings)
+
+
+def test_wrong_medusa_heads_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads whose states on the device are others."""
+    from tests.gpu import heads
+
+    [finding] = heads.medusa_findings(torch.device("cpu"))
+    assert not finding.fault
+    seeds = iter(range(2))
+    monkeypatch.setattr(heads, "random_medusa", lambda: random_medusa(seed=next(seeds)))
+    [finding] = heads.medusa_findings(torch.device("cpu"))
+    assert "of the largest logit" in finding.fault
 
 
 def test_eight_bits_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
