@@ -19,10 +19,10 @@ from engine.output_processor import OutputProcessor
 from engine.outputs import FinishReason, RequestOutput, StepPart, StepStats, TokenLogprob
 from engine.planning import PlannerReport
 from engine.prompt_logprobs import PromptLogprobs
-from engine.sampling.sampler import SampledRun, Sampler
+from engine.sampling.sampler import SampledRun
 from engine.sampling_params import SamplingParams
 from engine.step_recorder import RequestRecord, StepRecorder
-from engine.step_rows import StepRows
+from engine.step_rows import StepRows, sampler_of
 from engine.step_timer import StepTimer
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class EngineCore:
         wanted = None if drafting is None else drafting.hidden_states
         self._tap = None if wanted is None else runner.tap(wanted)
         self._clock = clock
-        self._sampler = Sampler(runner.operators, one_copy=runner.device.type != "cpu")
+        self._sampler = sampler_of(runner)
         self._prompt_logprobs = PromptLogprobs()
         self._rows = StepRows(scheduler.kv, self._prompt_logprobs, limits.eos_token_ids)
         self._requests: dict[str, Request] = {}

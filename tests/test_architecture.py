@@ -28,7 +28,7 @@ ENGINE_LAYERS = (
     ("tokenizer",),
     ("detokenizer",),
     ("speculation", "output_processor", "admission", "prompt_logprobs", "step_recorder", "step_timer"),
-    ("drafting", "profiler", "calibration", "step_rows", "inbox", "watchdog"),
+    ("drafting", "profiler", "calibration", "step_rows", "graph_reserve", "inbox", "watchdog"),
     ("engine_core", "commands"),
     ("async_engine", "speculation_probe"),
     ("factory",),

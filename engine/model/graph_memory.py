@@ -13,7 +13,7 @@ from engine.model.weight_type import is_composed
 
 _BYTES_PER_GRAPH = 8 << 20
 """What the driver keeps of some hundred launches; a guess, not measured."""
-_WORKSPACE_BYTES = 32 << 20
+WORKSPACE_BYTES = 32 << 20
 """What cuBLAS takes for itself in the memory of graphs, on the largest GPUs."""
 _LIVE_TENSORS = 8
 """Activations as wide as a model's widest layer that are alive at the same time."""
@@ -39,7 +39,7 @@ def recorded_bytes(module: nn.Module, num_logits: int, dtype: torch.dtype, num_k
         LARGEST.num_tokens * per_token
         + unpacked * dtype.itemsize
         + num_kinds * num_buckets() * _BYTES_PER_GRAPH
-        + _WORKSPACE_BYTES
+        + WORKSPACE_BYTES
     )
 
 
@@ -51,4 +51,4 @@ def row_graphs_bytes(num_rows: int, bytes_per_row: int, num_recordings: int) -> 
         bytes_per_row: What a row takes: inputs, results and what is alive in between.
         num_recordings: The most there are.
     """
-    return num_rows * bytes_per_row + num_recordings * _BYTES_PER_GRAPH + _WORKSPACE_BYTES
+    return num_rows * bytes_per_row + num_recordings * _BYTES_PER_GRAPH

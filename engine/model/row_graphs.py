@@ -40,7 +40,7 @@ class RowGraphs:
             inputs: What it is called with, on the device: one row each, or more.
 
         Returns:
-            Its results, which the next run of any kind may overwrite.
+            Its results, which the next run overwrites if its results look alike.
         """
         count = len(inputs[0])
         size = padded(count)

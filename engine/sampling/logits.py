@@ -81,10 +81,38 @@ def process_logits(
     Raises:
         ValueError: The number of rows is not that of the groups.
     """
+    adjusted = adjust_logits(logits, groups)
+    if all(group.params.is_greedy for group in groups):
+        return adjusted
+    if adjusted is logits:
+        adjusted = logits.clone(memory_format=torch.contiguous_format)
+    if operators is not None:
+        operators.truncate_rows(adjusted, _truncations(groups))
+        return adjusted
+    _apply_temperature(adjusted, groups)
+    _apply_top_k(adjusted, groups)
+    _apply_top_p(adjusted, groups)
+    _apply_min_p(adjusted, groups)
+    return adjusted
+
+
+def adjust_logits(logits: torch.Tensor, groups: Sequence[RowGroup]) -> torch.Tensor:
+    """Applies what depends on which token an entry stands for, steps 1 to 4.
+
+    Args:
+        logits: float32 [num_rows, vocab_size]; left as it is.
+        groups: Whose rows these are, in order.
+
+    Returns:
+        float32 [num_rows, vocab_size]; `logits` itself when there is nothing to do.
+
+    Raises:
+        ValueError: The number of rows is not that of the groups.
+    """
     num_rows = sum(len(group) for group in groups)
     if logits.shape[0] != num_rows:
         raise ValueError(f"logits have {logits.shape[0]} rows, but the requests have {num_rows}")
-    if not any(_changes_rows(group) for group in groups):
+    if not any(depends_on_ids(group) for group in groups):
         return logits
     logits = logits.clone(memory_format=torch.contiguous_format)
     begin = 0
@@ -94,13 +122,6 @@ def process_logits(
         _bias(rows, group)
         mask_rows(rows, group)
         begin += len(group)
-    if operators is not None:
-        operators.truncate_rows(logits, _truncations(groups))
-        return logits
-    _apply_temperature(logits, groups)
-    _apply_top_k(logits, groups)
-    _apply_top_p(logits, groups)
-    _apply_min_p(logits, groups)
     return logits
 
 
@@ -121,10 +142,6 @@ def chunks(rows: Sequence[int], vocab_size: int) -> Iterator[Sequence[int]]:
     size = max(1, CHUNK_ELEMENTS // vocab_size)
     for begin in range(0, len(rows), size):
         yield rows[begin : begin + size]
-
-
-def _changes_rows(group: RowGroup) -> bool:
-    return not group.params.is_greedy or depends_on_ids(group)
 
 
 def depends_on_ids(group: RowGroup) -> bool:

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.model.graph_memory import row_graphs_bytes
+from engine.model.graph_memory import WORKSPACE_BYTES, row_graphs_bytes
 from engine.model.recording import Recorder, Results
 from engine.model.row_graphs import RowGraphs
 from engine.model.static_batch import LARGEST, num_row_sizes
@@ -67,4 +67,4 @@ def recorded_heads_bytes(heads: MedusaHeads, num_logits: int, dtype: torch.dtype
     # in what all recordings share.
     numbers = heads.config.num_heads * (heads.config.hidden_size + num_logits)
     per_row = 2 * numbers * dtype.itemsize + heads.config.num_heads * num_logits * (4 + 4)
-    return row_graphs_bytes(MOST_ROWS, per_row, num_row_sizes(MOST_ROWS))
+    return row_graphs_bytes(MOST_ROWS, per_row, num_row_sizes(MOST_ROWS)) + WORKSPACE_BYTES

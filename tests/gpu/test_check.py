@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed; it comes for Linu
 
 from engine.model.attention.triton import TritonPlan
 from engine.model.kv_cache import as_bytes, narrowed
+from engine.sampling.noise import gumbel_rows
 from engine.sampling_params import SamplingParams
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
 from engine.token_tree import TokenTree
@@ -60,6 +61,16 @@ def test_wrong_medusa_heads_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "random_medusa", lambda: random_medusa(seed=next(seeds)))
     [finding] = heads.medusa_findings(torch.device("cpu"))
     assert "of the largest logit" in finding.fault
+
+
+def test_wrong_sampling_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.sampling import device_rows
+    from tests.gpu.sampling import sampling_findings
+
+    assert [finding.fault for finding in sampling_findings(torch.device("cpu"))] == [""]
+    monkeypatch.setattr(device_rows, "gumbel_rows", lambda starts, size: gumbel_rows(starts + 1, size))
+    [finding] = sampling_findings(torch.device("cpu"))
+    assert "tokens are others" in finding.fault
 
 
 def test_eight_bits_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

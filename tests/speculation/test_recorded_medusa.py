@@ -1,6 +1,5 @@
 """Medusa heads' recorded passes against the same passes launched anew; a tape stands in for CUDA graphs."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,10 +24,6 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 
 
-def recorder() -> TapeRecorder:
-    return TapeRecorder(SimpleNamespace(store=None, attend=None, combine=None))
-
-
 @torch.inference_mode()
 def assert_replays(heads: MedusaHeads, tapes: TapeRecorder) -> None:
     """Each size is tried once; all passes that fit are replayed, but the first of a size for comparison."""
@@ -44,7 +39,7 @@ def assert_replays(heads: MedusaHeads, tapes: TapeRecorder) -> None:
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_replayed_passes_are_what_passes_are(kind: str) -> None:
-    assert_replays(random_medusa(**HEADS[kind]), recorder())
+    assert_replays(random_medusa(**HEADS[kind]), TapeRecorder())
 
 
 def test_states_of_another_pass_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +52,7 @@ def test_states_of_another_pass_are_found(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(row_graphs.RowGraphs, "_fill", stale)
     with pytest.raises(AssertionError, match="pass 2 differs"):
-        assert_replays(random_medusa(), recorder())
+        assert_replays(random_medusa(), TapeRecorder())
 
 
 def test_heads_that_do_not_replay_are_launched_as_before(
@@ -73,7 +68,7 @@ def test_heads_that_do_not_replay_are_launched_as_before(
         return (logits if next(passes) != 2 else logits + logits.abs().max(),)
 
     monkeypatch.setattr(medusa_runner.MedusaRunner, "_pass", other)
-    tapes = recorder()
+    tapes = TapeRecorder()
     runner = MedusaRunner(random_medusa(), TargetEnds(tiny_model(), VOCAB_SIZE), tapes)
     states = torch.randn(2, HIDDEN, generator=torch.Generator().manual_seed(1))
     first, second = (runner.forward(states) for _ in range(2))
