@@ -52,6 +52,7 @@ class Drafting:
 
     Attributes:
         hidden_states: What the speculators read of the target; only a head does, and there is one at most.
+        computes: Whether a speculator runs passes of its own.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Drafting:
         self._serves_all = any(each.serves is everyone for each in self._drafters)
         wanted = (drafter.needs.hidden_states for drafter in self._drafters)
         self.hidden_states: HiddenSelection | None = next(filter(None, wanted), None)
+        self.computes = bool(self.hidden_states) or any(each.needs.has_cache for each in self._drafters)
 
     def follows(self, request: Request, scheduler: Scheduler) -> bool:
         """Whether a speculator is to see every position of a new request, so that none may be skipped."""

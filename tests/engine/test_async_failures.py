@@ -113,7 +113,7 @@ def kill_by_schedule(engine: AsyncEngine) -> None:
 
 
 def kill_by_exit(engine: AsyncEngine) -> None:
-    def step() -> Any:
+    def step(meanwhile: Callable[[], None]) -> Any:
         raise SystemExit("planted death")
 
     engine._core.step = step  # type: ignore[method-assign]
