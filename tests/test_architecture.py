@@ -291,6 +291,20 @@ def test_bookkeeping_and_server_do_not_mention_tensors(banned: str) -> None:
     assert faults == []
 
 
+def test_numbers_reach_a_device_without_a_wait() -> None:
+    """A tensor made there of ordinary memory waits for all that was launched: `upload` does not."""
+    faults = [
+        f"{module.name}, line {node.lineno}"
+        for module in MODULES.values()
+        if is_in(module.name, ("engine.sampling", "engine.speculation"))
+        and module.name != "engine.sampling.uploading"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.tensor"
+        if any(keyword.arg == "device" for keyword in node.keywords)
+    ]
+    assert faults == []
+
+
 def test_bookkeeping_has_no_clock_no_thread_and_no_asyncio() -> None:
     faults = [
         f"{module.name} imports {name}"

@@ -8,6 +8,7 @@ import torch
 from engine.acceptance import proposal_for
 from engine.sampling.logits import RowOperators, chunks
 from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, noise_starts, uniform_rows
+from engine.sampling.uploading import upload
 from engine.sampling_params import SamplingParams
 from engine.speculation.draft_ids import DraftIds
 from engine.token_tree import Proposal
@@ -158,9 +159,9 @@ def _scores(rows: torch.Tensor, keys: Sequence[NoiseKey | None], ids: DraftIds |
     if ids is not None:
         noise = noise[:, ids.to_target]
     scores = rows.to(torch.float64)
-    index = torch.tensor(places, dtype=torch.int64, device=rows.device)
+    index = upload(places, torch.int64, rows.device)
     which = [distinct[key] for key in keys if key is not None]
-    return scores.index_add_(0, index, noise[torch.tensor(which, dtype=torch.int64, device=rows.device)])
+    return scores.index_add_(0, index, noise[upload(which, torch.int64, rows.device)])
 
 
 def _highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
