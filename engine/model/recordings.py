@@ -1,6 +1,7 @@
 """Recordings: what was recorded of one model, each tried out against what it was recorded from."""
 
 import logging
+import math
 from collections.abc import Callable, Hashable
 
 import torch
@@ -115,9 +116,14 @@ class Recordings:
 
 
 def _difference(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative to the largest number; what is not a number makes the same, unless both are infinite."""
+    """Relative to the largest number; what is not a number makes the same, unless both are infinite.
+
+    Whole numbers, such as tokens, are the same or they are not.
+    """
     if not expected.numel():
         return 0.0
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(got, expected) else math.inf
     got, expected = got.double(), expected.double()
     largest = torch.where(expected.isinf(), 0.0, expected).abs().max()
     apart = torch.where(got == expected, 0.0, (got - expected).abs()).max()

@@ -16,6 +16,7 @@ import torch
 
 from engine.sampling.logits import CHUNK_ELEMENTS, adjust_logits, chunks, truncation
 from engine.sampling.noise import NoiseKey, gumbel_rows, noise_starts
+from engine.sampling.ranking import Ranking, Ranks, RowIds, rank
 from engine.sampling.row_group import RowGroup
 from engine.sampling.uploading import upload
 from engine.sampling_params import SamplingParams
@@ -67,6 +68,30 @@ class DeviceRows:
             return tokens
         is_drawn = upload([key is not None for key in keys], torch.bool, processed.device)
         return torch.where(is_drawn, tokens, processed.argmax(dim=-1))
+
+    def rank(
+        self,
+        processed: torch.Tensor,
+        keys: Sequence[NoiseKey | None],
+        count: int,
+        ids: RowIds | None = None,
+    ) -> Ranking:
+        """The highest entries of each row plus its noise.
+
+        Args:
+            processed: Rows from `process`.
+            keys: Per row the key of its noise; None has none.
+            count: How many entries, 1 at least.
+            ids: What the entries of a row stand for, the same at every call; None are tokens by their places.
+        """
+        drawn = [key for key in keys if key is not None]
+        wanted = Ranks(min(count, processed.shape[1]), bool(drawn), ids)
+        inputs = [processed]
+        if drawn:
+            inputs.append(noise_starts([key or drawn[0] for key in keys], processed.device))
+            inputs.append(upload([key is not None for key in keys], torch.bool, processed.device))
+        kind = (wanted.count, wanted.has_noise, ids is None)
+        return Ranking.fetch(*self._run(kind, partial(_rank, wanted), tuple(inputs)))
 
     def _run(
         self,
@@ -161,6 +186,11 @@ def _choose(rows: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Tensor]:
             [gumbel_rows(starts[part], rows.shape[1]).add_(rows[part]).argmax(dim=-1) for part in parts]
         ),
     )
+
+
+def _rank(wanted: Ranks, rows: torch.Tensor, *noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    parts = [rank(wanted, rows[part], [each[part] for each in noise]) for part in _parts(rows)]
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 def _parts(rows: torch.Tensor) -> list[slice]:
