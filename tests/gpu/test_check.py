@@ -64,13 +64,15 @@ def test_wrong_medusa_heads_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_sampling_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.sampling import device_rows
+    from engine.sampling import device_rows, ranking
     from tests.gpu.sampling import sampling_findings
 
     assert [finding.fault for finding in sampling_findings(torch.device("cpu"))] == [""]
-    monkeypatch.setattr(device_rows, "gumbel_rows", lambda starts, size: gumbel_rows(starts + 1, size))
-    [finding] = sampling_findings(torch.device("cpu"))
-    assert "tokens are others" in finding.fault
+    for module in (device_rows, ranking):
+        with monkeypatch.context() as planted:
+            planted.setattr(module, "gumbel_rows", lambda starts, size: gumbel_rows(starts + 1, size))
+            [finding] = sampling_findings(torch.device("cpu"))
+        assert "rows have other tokens" in finding.fault
 
 
 def test_eight_bits_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

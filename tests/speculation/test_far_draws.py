@@ -113,8 +113,8 @@ def test_whole_answers_are_drafted_alike(monkeypatch: pytest.MonkeyPatch, method
     plain = build_llm(method).generate(prompts, params)
     draws = DeviceRows(RowGraphs(tapes, *DRAWING_LIMITS))
 
-    def far_grower(*args: Any) -> TreeGrower:
-        return TreeGrower(*args[:3], None, draws)
+    def far_grower(gardener: Any, style: Any, eos_token_ids: Any, *_: Any) -> TreeGrower:
+        return TreeGrower(gardener, style, eos_token_ids, None, draws)
 
     monkeypatch.setattr(factory, "TreeGrower", far_grower)
     far = build_llm(method).generate(prompts, params)
