@@ -35,7 +35,7 @@ class RowGraphs:
         """What a call gives.
 
         Args:
-            kind: What tells calls apart that launch different things.
+            kind: What tells calls apart that launch different things for inputs that look alike.
             call: The call.
             inputs: What it is called with, on the device: one row each, or more.
 
@@ -46,6 +46,7 @@ class RowGraphs:
         size = padded(count)
         if size is None or size > self._num_rows:
             return call(*inputs)
+        kind = (kind, *((rows.shape[1:], rows.dtype) for rows in inputs))
         recordings = self._recordings
         if recordings.has(size, kind):
             self._fill(inputs)

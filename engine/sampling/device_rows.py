@@ -45,6 +45,8 @@ class DeviceRows:
 
     def __init__(self, launcher: RowLauncher | None = None) -> None:
         self._launcher = launcher
+        # Recordings know one object that says what entries stand for, which has to live as long as they do.
+        self._ids: RowIds | None = None
 
     def process(self, logits: torch.Tensor, groups: Sequence[RowGroup]) -> torch.Tensor:
         """What `process_logits` gives, good until the next call."""
@@ -82,7 +84,8 @@ class DeviceRows:
             processed: Rows from `process`.
             keys: Per row the key of its noise; None has none.
             count: How many entries, 1 at least.
-            ids: What the entries of a row stand for, the same at every call; None are tokens by their places.
+            ids: What the entries of a row stand for; None are tokens by their places. Where it is not the
+                same at every call, most are launched one by one.
         """
         drawn = [key for key in keys if key is not None]
         wanted = Ranks(min(count, processed.shape[1]), bool(drawn), ids)
@@ -90,8 +93,12 @@ class DeviceRows:
         if drawn:
             inputs.append(noise_starts([key or drawn[0] for key in keys], processed.device))
             inputs.append(upload([key is not None for key in keys], torch.bool, processed.device))
+        self._ids = self._ids or ids
+        call = partial(_rank, wanted)
+        if ids is not None and ids is not self._ids:
+            return Ranking.fetch(*call(*inputs))
         kind = (wanted.count, wanted.has_noise, ids is None)
-        return Ranking.fetch(*self._run(kind, partial(_rank, wanted), tuple(inputs)))
+        return Ranking.fetch(*self._run(kind, call, tuple(inputs)))
 
     def _run(
         self,

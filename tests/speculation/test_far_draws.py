@@ -10,7 +10,9 @@ import torch
 from engine.model import recordings
 from engine.model.row_graphs import RowGraphs
 from engine.sampling.device_rows import DeviceRows
+from engine.sampling.logits import process_logits
 from engine.sampling.noise import NoiseKey, Stream
+from engine.sampling.row_group import RowGroup
 from engine.sampling_params import Acceptance, SamplingParams, SpeculationParams
 from engine.speculation import factory
 from engine.speculation.draft_ids import DraftIds
@@ -23,6 +25,7 @@ from tests.sampling.waits import waits_in
 
 SIZE = 50
 IDS = DraftIds(torch.randperm(2 * SIZE, generator=torch.Generator().manual_seed(1))[:SIZE], 2 * SIZE)
+OTHER_IDS = DraftIds(IDS.to_target.flip(0), IDS.vocab_size)
 PROPOSALS = (Proposal.DETERMINISTIC, Proposal.COUPLED, Proposal.SAMPLED_DISTINCT)
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=24),
@@ -67,6 +70,19 @@ def test_draws_are_what_they_are_elsewhere(ids: DraftIds | None) -> None:
     # Two widths, with noise and without, in four sizes.
     assert len(tapes.tapes) <= 16
     assert tapes.num_replays == 60
+
+
+def test_another_vocabulary_is_another_draw() -> None:
+    """A recording reads that of its first; rows of another length are others whatever is done with them."""
+    draw = random.Random(3)
+    far = DeviceRows(RowGraphs(TapeRecorder(), 8, 100))
+    wishes = [wish(draw) for _ in range(4)]
+    for seed, ids in enumerate((IDS, OTHER_IDS, None, IDS, OTHER_IDS)):
+        assert_alike(far, wishes, ids, seed)
+    groups = [RowGroup(PARAMS["coupled"], (1, 2), 2, frozenset())]
+    for size in (SIZE, SIZE - 7, SIZE):
+        rows = torch.randn(1, size)
+        assert torch.equal(far.process(rows, groups), process_logits(rows, groups))
 
 
 def test_noise_of_another_draw_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
