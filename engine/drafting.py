@@ -8,7 +8,6 @@ import torch
 
 from engine.core.request import Request
 from engine.core.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
-from engine.model.hidden_states import HiddenSelection
 from engine.planning import PlannerReport, PlanOutcome, PlanStats
 from engine.speculation.base import DraftRequest
 from engine.speculation.draft_batch import DraftBatch, batch_of, shape_of
@@ -80,8 +79,7 @@ class Drafting:
         self._lookups = [(method, each) for method, each in numbered if each.needs.estimates]
         self._others = [(method, each) for method, each in numbered if not each.needs.estimates]
         self._serves_all = any(each.serves is everyone for each in self._drafters)
-        wanted = (drafter.needs.hidden_states for drafter in self._drafters)
-        self.hidden_states: HiddenSelection | None = next(filter(None, wanted), None)
+        self.hidden_states = next(filter(None, (each.needs.hidden_states for each in self._drafters)), None)
         self.computes = bool(self.hidden_states) or any(each.needs.has_cache for each in self._drafters)
 
     def follows(self, request: Request, scheduler: Scheduler) -> bool:
@@ -200,6 +198,7 @@ class Drafting:
         for offer, count in zip(offers, allotment.kept, strict=True):
             request = batch.decoding[offer.place]
             request.draft = request.draft.truncated(count)
+            self._measurements.pauses.note(request.request_id, count)
             num_nodes += count
         for method, _ in self._others:
             num_nodes += self._draft(method, allotment.grants[method], batch, scheduler)
@@ -212,7 +211,11 @@ class Drafting:
         price = self._planner.price(batch.load) if batch.decoding else None
         if price is None:
             return offers
-        waiting = dict(enumerate(batch.decoding))
+        waiting = {
+            place: request
+            for place, request in enumerate(batch.decoding)
+            if self._planner.listens(request.request_id)
+        }
         for method, drafter in self._lookups:
             asked: dict[int, DraftRequest] = {}
             for place, request in waiting.items():
@@ -227,6 +230,8 @@ class Drafting:
                 if len(tree):
                     self._hand_out(waiting.pop(place), tree, method)
                     offers.append(Offer(place, method, tree.probabilities))
+        for request in waiting.values():
+            self._measurements.pauses.note(request.request_id, 0)
         return offers
 
     def _draft(self, method: int, grants: Sequence[Grant], batch: DraftBatch, scheduler: Scheduler) -> int:

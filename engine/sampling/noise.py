@@ -75,7 +75,12 @@ def uniform(keys: Sequence[NoiseKey]) -> list[float]:
 
 def noise_starts(keys: Sequence[NoiseKey], device: torch.device) -> torch.Tensor:
     """Where the SplitMix64 sequence of each key begins: int64 [len(keys)], to be read as unsigned."""
-    return upload([_signed(key.mixed()) for key in keys], torch.int64, device)
+    return upload([noise_start(key) for key in keys], torch.int64, device)
+
+
+def noise_start(key: NoiseKey) -> int:
+    """Where the SplitMix64 sequence of a key begins, as a signed 64-bit integer."""
+    return _signed(key.mixed())
 
 
 def uniform_rows(keys: Sequence[NoiseKey], vocab_size: int, device: torch.device) -> torch.Tensor:

@@ -1,17 +1,18 @@
 """Sampler: rows of logits and draft trees in, verified tokens per request out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import torch
 
 from engine.acceptance import Rule, rule_for
 from engine.grammar import Matcher
-from engine.sampling.choosing import choose_tokens
+from engine.sampling.choosing import Choice, choose_at_once, choose_tokens
 from engine.sampling.device_rows import DeviceRows
 from engine.sampling.judging import coins_of, odds_of
-from engine.sampling.logits import RowOperators, process_logits
+from engine.sampling.logits import RowOperators, adjust_logits, process_logits
 from engine.sampling.logprobs import RowLogprobs, row_logprobs
 from engine.sampling.noise import NoiseKey, Stream
 from engine.sampling.odds import Odds
@@ -87,10 +88,15 @@ class Sampler:
         groups = [walk.group for walk in walks]
         if self._far is not None:
             _decide_at_once(walks, self._far.process(logits, groups), self._far)
+            return [walk.run(logits) for walk in walks]
+        matched = [walk for walk in walks if walk.rule is Rule.MATCH]
+        judged = [walk for walk in walks if walk.rule is not Rule.MATCH]
+        if self._operators is not None and not judged:
+            _match(walks, partial(choose_at_once, adjust_logits(logits, groups), operators=self._operators))
         else:
             processed = process_logits(logits, groups, self._operators)
-            _match([walk for walk in walks if walk.rule is Rule.MATCH], processed, self._operators)
-            _judge([walk for walk in walks if walk.rule is not Rule.MATCH], processed, self._operators)
+            _match(matched, partial(_choose_processed, processed, operators=self._operators))
+            _judge(judged, processed, self._operators)
         return [walk.run(logits) for walk in walks]
 
 
@@ -180,21 +186,33 @@ def _lay_out(tasks: Sequence[SamplingTask]) -> list[_Walk]:
     return walks
 
 
-def _match(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperators | None) -> None:
+Choose = Callable[[Sequence[Choice]], list[int]]
+"""Chooses tokens."""
+
+
+def _match(walks: Sequence[_Walk], choose: Choose) -> None:
     """Verifies by the match rule, one level of all trees at a time."""
     while walks:
         nodes = [walk.nodes_to_choose_at() for walk in walks]
-        rows = [walk.begin + node for walk, own in zip(walks, nodes, strict=True) for node in own]
-        keys = [walk.target_key() for walk, own in zip(walks, nodes, strict=True) for _ in own]
-        picked = (
-            processed
-            if len(rows) == len(processed)
-            else processed[upload(rows, torch.int64, processed.device)]
-        )
-        choices = iter(choose_tokens(picked, keys, operators).tolist())
+        wanted = [
+            Choice(walk.begin + node, walk.group.params, walk.target_key())
+            for walk, own in zip(walks, nodes, strict=True)
+            for node in own
+        ]
+        tokens = iter(choose(wanted))
         for walk, own in zip(walks, nodes, strict=True):
-            walk.follow({node: next(choices) for node in own})
+            walk.follow({node: next(tokens) for node in own})
         walks = [walk for walk in walks if walk.next_token is None]
+
+
+def _choose_processed(
+    processed: torch.Tensor, choices: Sequence[Choice], operators: RowOperators | None
+) -> list[int]:
+    picked = processed
+    if len(choices) < len(processed):
+        picked = processed[upload([choice.row for choice in choices], torch.int64, processed.device)]
+    tokens: list[int] = choose_tokens(picked, [choice.key for choice in choices], operators).tolist()
+    return tokens
 
 
 def _judge(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperators | None) -> None:

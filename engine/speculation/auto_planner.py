@@ -88,6 +88,10 @@ class AutoPlanner:
         floor = self._floor_of(plain)
         return MeasuredFloor(floor) if floor < 1.0 and plain.affords_one() else None
 
+    def listens(self, request_id: str) -> bool:
+        """See Planner."""
+        return self._known.pauses.are_over(request_id, self._known.step)
+
     def asks(self, method: int, load: Load) -> bool:
         """See Planner. Deciding takes time as well, and what did not pay a step ago hardly does now."""
         if load.shape.reads_prompts:
@@ -277,7 +281,8 @@ class AutoPlanner:
             return PlanOutcome.WAITING
         if self._floor > OPTIMISTIC[-1]:
             return PlanOutcome.LOAD
-        return self._rests.outcome or (PlanOutcome.ACCEPTANCE if offers else PlanOutcome.NO_DRAFT)
+        resting = self._rests.outcome(self._known.step, load.decoding.requests)
+        return resting or (PlanOutcome.ACCEPTANCE if offers else PlanOutcome.NO_DRAFT)
 
     def _outcome(self, num_granted: int, num_probes: int, wishes: Sequence[Sequence[Wish]]) -> PlanOutcome:
         if num_granted:

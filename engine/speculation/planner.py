@@ -111,6 +111,9 @@ class Planner(Protocol):
     def price(self, load: Load) -> RowPrice | None:
         """What a row costs, for methods that estimate their own nodes; None where they need not be asked."""
 
+    def listens(self, request_id: str) -> bool:
+        """Whether methods that estimate are to be asked for a request in this step."""
+
     def asks(self, method: int, load: Load) -> bool:
         """Whether a method that does not estimate is to say in this step who could draft with it."""
 
@@ -141,6 +144,10 @@ class FixedPlanner:
     def price(self, load: Load) -> RowPrice | None:
         """See Planner."""
         return EqualShares(load.num_running)
+
+    def listens(self, request_id: str) -> bool:
+        """See Planner."""
+        return True
 
     def asks(self, method: int, load: Load) -> bool:
         """See Planner."""

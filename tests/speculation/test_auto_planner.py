@@ -209,6 +209,31 @@ def test_a_lookup_goes_first_where_it_promises_more() -> None:
     assert [grant.place for grant in allotment.grants[1]] == [1]
 
 
+def test_lookups_that_found_nothing_for_long_are_asked_in_some_steps_alone() -> None:
+    measurements = known(MethodMeasurements("ngram", estimates=True))
+    planner = AutoPlanner(measurements)
+
+    def share(steps: int, num_kept: int) -> float:
+        """Of steps in which it is asked for "a", and so many nodes are kept of what it says."""
+        asked = 0
+        for _ in range(steps):
+            measurements.step += 1
+            assert planner.listens("b")
+            if planner.listens("a"):
+                asked += 1
+                measurements.pauses.note("a", num_kept)
+        return asked / steps
+
+    assert share(32, 0) == 1.0
+    assert share(64, 0) == 0.5
+    assert share(400, 0) == pytest.approx(0.25, abs=0.1)
+    assert share(100, 1) > 0.95
+    assert share(32, 0) == 1.0
+    share(400, 0)
+    measurements.forget("a")
+    assert share(1, 0) == 1.0
+
+
 def test_lookups_that_promise_too_much_are_believed_less() -> None:
     lookup = MethodMeasurements("ngram", estimates=True)
     measurements = known(lookup)
@@ -298,6 +323,20 @@ def test_who_got_nothing_is_left_alone_for_a_while_or_until_the_load_falls() -> 
     assert planner.asks(0, load(32))
     assert num_nodes(planner.allot(load(1), [], [wishes(1)]), 0) > 0
     assert planner.asks(0, load(32)), "it has just drafted"
+
+
+def test_a_rest_that_is_over_is_no_reason_any_more() -> None:
+    measurements = known(taught("a", 0.02, 0.02, 0.002))
+    planner = AutoPlanner(measurements)
+    assert planner.allot(load(4), [], [wishes(4)]).outcome is PlanOutcome.PROBING
+    measurements.step += 1
+    assert planner.allot(load(4), [], [wishes(4)]).outcome is PlanOutcome.ACCEPTANCE
+    measurements.step += 3
+    assert planner.allot(load(4), [], [[]]).outcome is PlanOutcome.ACCEPTANCE
+    # The load has fallen, or time has passed: the method would be asked, were there anybody to draft for.
+    assert planner.allot(load(3), [], [[]]).outcome is PlanOutcome.NO_DRAFT
+    measurements.step += 1
+    assert planner.allot(load(4), [], [[]]).outcome is PlanOutcome.NO_DRAFT
 
 
 def num_calls(count: int, rate: float, curve: object) -> int:
