@@ -8,7 +8,6 @@ import torch
 
 from engine.core.request import Request
 from engine.core.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
-from engine.model.hidden_states import HiddenSelection
 from engine.planning import PlannerReport, PlanOutcome, PlanStats
 from engine.speculation.base import DraftRequest
 from engine.speculation.draft_batch import DraftBatch, batch_of, shape_of
@@ -52,6 +51,7 @@ class Drafting:
 
     Attributes:
         hidden_states: What the speculators read of the target; only a head does, and there is one at most.
+        computes: Whether a speculator runs passes of its own.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Drafting:
         self._lookups = [(method, each) for method, each in numbered if each.needs.estimates]
         self._others = [(method, each) for method, each in numbered if not each.needs.estimates]
         self._serves_all = any(each.serves is everyone for each in self._drafters)
-        wanted = (drafter.needs.hidden_states for drafter in self._drafters)
-        self.hidden_states: HiddenSelection | None = next(filter(None, wanted), None)
+        self.hidden_states = next(filter(None, (each.needs.hidden_states for each in self._drafters)), None)
+        self.computes = bool(self.hidden_states) or any(each.needs.has_cache for each in self._drafters)
 
     def follows(self, request: Request, scheduler: Scheduler) -> bool:
         """Whether a speculator is to see every position of a new request, so that none may be skipped."""

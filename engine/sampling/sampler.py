@@ -10,6 +10,7 @@ import torch
 from engine.acceptance import Rule, rule_for
 from engine.grammar import Matcher
 from engine.sampling.choosing import Choice, choose_at_once, choose_tokens
+from engine.sampling.device_rows import DeviceRows
 from engine.sampling.judging import coins_of, odds_of
 from engine.sampling.logits import RowOperators, adjust_logits, process_logits
 from engine.sampling.logprobs import RowLogprobs, row_logprobs
@@ -63,14 +64,14 @@ class Sampler:
 
     Args:
         operators: What rows are processed with; None takes plain torch.
-        one_copy: For devices that it takes long to hear from: all that a walk may need is worked out for
-            every node, also where it does not come by, and copied to the host once. Without it the walks go
-            a level at a time and nothing is worked out in vain. The verdicts are the same.
+        far: For devices that it takes long to hear from: all that a walk may need is worked out with these
+            for every node, also where it does not come by, and copied to the host once. Without them the
+            walks go a level at a time and nothing is worked out in vain. The verdicts are the same.
     """
 
-    def __init__(self, operators: RowOperators | None = None, *, one_copy: bool = False) -> None:
+    def __init__(self, operators: RowOperators | None = None, *, far: DeviceRows | None = None) -> None:
         self._operators = operators
-        self._one_copy = one_copy
+        self._far = far
 
     def __call__(self, logits: torch.Tensor, tasks: Sequence[SamplingTask]) -> list[SampledRun]:
         """Walks the draft of each task along its verified tokens.
@@ -85,15 +86,15 @@ class Sampler:
         """
         walks = _lay_out(tasks)
         groups = [walk.group for walk in walks]
+        if self._far is not None:
+            _decide_at_once(walks, self._far.process(logits, groups), self._far)
+            return [walk.run(logits) for walk in walks]
         matched = [walk for walk in walks if walk.rule is Rule.MATCH]
         judged = [walk for walk in walks if walk.rule is not Rule.MATCH]
-        if self._operators is not None and not judged and not self._one_copy:
+        if self._operators is not None and not judged:
             _match(walks, partial(choose_at_once, adjust_logits(logits, groups), operators=self._operators))
-            return [walk.run(logits) for walk in walks]
-        processed = process_logits(logits, groups, self._operators)
-        if self._one_copy:
-            _decide_at_once(walks, processed, self._operators)
         else:
+            processed = process_logits(logits, groups, self._operators)
             _match(matched, partial(_choose_processed, processed, operators=self._operators))
             _judge(judged, processed, self._operators)
         return [walk.run(logits) for walk in walks]
@@ -235,7 +236,7 @@ def _judge(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperat
             walk.next_token = token
 
 
-def _decide_at_once(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperators | None) -> None:
+def _decide_at_once(walks: Sequence[_Walk], processed: torch.Tensor, far: DeviceRows) -> None:
     """Verifies by any rule: each node has one law to end in, and each draft node one chance to stand."""
     endings: list[tuple[int, torch.Tensor]] = []
     chances: list[torch.Tensor] = []
@@ -255,7 +256,7 @@ def _decide_at_once(walks: Sequence[_Walk], processed: torch.Tensor, operators: 
         processed = processed.clone()
         for row, law in endings:
             processed[row] = law.log()
-    numbers = _to_host(choose_tokens(processed, keys, operators), chances) if walks else []
+    numbers = _to_host(far.choose(processed, keys), chances) if walks else []
     choices, read = map(int, numbers[: len(keys)]), iter(numbers[len(keys) :])
     for walk, odds in zip(walks, found, strict=True):
         num_chances = 0 if odds is None else len(walk.tree)
@@ -264,6 +265,6 @@ def _decide_at_once(walks: Sequence[_Walk], processed: torch.Tensor, operators: 
 
 def _to_host(tokens: torch.Tensor, chances: Sequence[torch.Tensor]) -> list[float]:
     """Tokens and chances in a row, in one copy; float64 holds every id exactly."""
-    columns = [tokens.double()] if not chances else [tokens.double(), torch.stack(list(chances))]
-    numbers: list[float] = torch.cat(columns).tolist()
-    return numbers
+    numbers = torch.cat([tokens.double(), torch.stack(list(chances))]) if chances else tokens
+    read: list[float] = numbers.tolist()
+    return read
