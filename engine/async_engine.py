@@ -129,8 +129,7 @@ class AsyncEngine:
         with self._death_lock:
             self._require_alive()
             answer = self._tracer.ask(num_steps)
-        trace = await asyncio.wrap_future(answer)
-        return await asyncio.to_thread(trace.export)
+        return await asyncio.to_thread((await asyncio.wrap_future(answer)).export)
 
     async def planner_report(self) -> PlannerReport:
         """See EngineClient."""
@@ -258,7 +257,7 @@ class AsyncEngine:
 
     def _step(self) -> None:
         try:
-            outputs = self._core.step()
+            outputs = self._core.step(self._inboxes.deliver_held)
         except Exception:
             failed = self._core.abandon_step()
             if not failed:
@@ -267,7 +266,9 @@ class AsyncEngine:
             self._inboxes.deliver(dict.fromkeys(failed, _failure()))
             return
         self._core.timer.enter(StepPart.OUTPUT)
-        self._inboxes.deliver({output.request_id: output.error or output for output in outputs})
+        deliveries = {output.request_id: output.error or output for output in outputs}
+        waits = self._core.launches_early and self._core.has_work
+        (self._inboxes.hold if waits else self._inboxes.deliver)(deliveries)
 
     def _report(self) -> None:
         stats = self._core.take_stats()
@@ -281,6 +282,7 @@ class AsyncEngine:
 
     def _die(self, reason: str) -> None:
         """Tells every waiting client, and every later one."""
+        self._inboxes.deliver_held()
         with self._death_lock:
             self._dead = reason
         self._tell_all(reason)

@@ -8,7 +8,6 @@ import torch
 
 from engine.core.request import Request
 from engine.core.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
-from engine.model.hidden_states import HiddenSelection
 from engine.planning import PlannerReport, PlanOutcome, PlanStats
 from engine.speculation.base import DraftRequest
 from engine.speculation.draft_batch import DraftBatch, batch_of, shape_of
@@ -52,6 +51,7 @@ class Drafting:
 
     Attributes:
         hidden_states: What the speculators read of the target; only a head does, and there is one at most.
+        computes: Whether a speculator runs passes of its own.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Drafting:
         self._lookups = [(method, each) for method, each in numbered if each.needs.estimates]
         self._others = [(method, each) for method, each in numbered if not each.needs.estimates]
         self._serves_all = any(each.serves is everyone for each in self._drafters)
-        wanted = (drafter.needs.hidden_states for drafter in self._drafters)
-        self.hidden_states: HiddenSelection | None = next(filter(None, wanted), None)
+        self.hidden_states = next(filter(None, (each.needs.hidden_states for each in self._drafters)), None)
+        self.computes = bool(self.hidden_states) or any(each.needs.has_cache for each in self._drafters)
 
     def follows(self, request: Request, scheduler: Scheduler) -> bool:
         """Whether a speculator is to see every position of a new request, so that none may be skipped."""
@@ -194,11 +194,12 @@ class Drafting:
                 wished = (drafter.wish(place, request) for place, request in enumerate(batch.decoding))
                 wishes[method] = [wish for wish in wished if wish is not None]
         allotment = self._planner.allot(batch.load, offers, wishes)
-        num_nodes = 0
         for offer, count in zip(offers, allotment.kept, strict=True):
             request = batch.decoding[offer.place]
             request.draft = request.draft.truncated(count)
-            num_nodes += count
+        num_nodes = sum(allotment.kept)
+        for offer, gain in zip(offers, allotment.gains, strict=False):
+            self._measurements.lookups.note_gain(batch.decoding[offer.place].request_id, gain)
         for method, _ in self._others:
             num_nodes += self._draft(method, allotment.grants[method], batch, scheduler)
         outcome = self._outcome(batch, allotment.outcome, num_nodes)
@@ -210,7 +211,9 @@ class Drafting:
         price = self._planner.price(batch.load) if batch.decoding else None
         if price is None:
             return offers
-        waiting = dict(enumerate(batch.decoding))
+        began, listens = self._clock(), self._planner.listens
+        waiting = {place: each for place, each in enumerate(batch.decoding) if listens(each.request_id)}
+        num_asked = len(waiting)
         for method, drafter in self._lookups:
             asked: dict[int, DraftRequest] = {}
             for place, request in waiting.items():
@@ -225,6 +228,9 @@ class Drafting:
                 if len(tree):
                     self._hand_out(waiting.pop(place), tree, method)
                     offers.append(Offer(place, method, tree.probabilities))
+        self._measurements.lookups.note_cost(self._clock() - began, num_asked)
+        for request in waiting.values():
+            self._measurements.lookups.note_gain(request.request_id, 0.0)
         return offers
 
     def _draft(self, method: int, grants: Sequence[Grant], batch: DraftBatch, scheduler: Scheduler) -> int:

@@ -16,13 +16,13 @@ from engine.errors import InvalidRequest, Overloaded
 from engine.grammar import Matcher
 from engine.model.model_runner import ModelRunner
 from engine.output_processor import OutputProcessor
-from engine.outputs import FinishReason, RequestOutput, StepPart, StepStats, TokenLogprob
+from engine.outputs import FinishReason, RequestOutput, StepPart, StepStats
 from engine.planning import PlannerReport
 from engine.prompt_logprobs import PromptLogprobs
-from engine.sampling.sampler import SampledRun, Sampler
+from engine.sampling.sampler import SampledRun
 from engine.sampling_params import SamplingParams
 from engine.step_recorder import RequestRecord, StepRecorder
-from engine.step_rows import StepRows
+from engine.step_rows import StepRows, sampler_of
 from engine.step_timer import StepTimer
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class EngineCore:
 
     Attributes:
         timer: Where the time goes. Between steps nothing runs, unless who steps enters a part.
+        launches_early: Whether a step soon has a device at work, so that all else can be done meanwhile.
     """
 
     def __init__(
@@ -61,11 +62,12 @@ class EngineCore:
         wanted = None if drafting is None else drafting.hidden_states
         self._tap = None if wanted is None else runner.tap(wanted)
         self._clock = clock
-        self._sampler = Sampler(runner.operators, one_copy=runner.device.type != "cpu")
+        self._sampler = sampler_of(runner)
         self._prompt_logprobs = PromptLogprobs()
         self._rows = StepRows(scheduler.kv, self._prompt_logprobs, limits.eos_token_ids)
         self._requests: dict[str, Request] = {}
         self._records: dict[str, RequestRecord] = {}
+        self.launches_early = runner.device.type != "cpu" and (drafting is None or not drafting.computes)
         self._taken: tuple[float, float] | None = None  # By the last step's pass and choice, and the rest.
         self._in_step: tuple[Request, ...] = ()
         self._recorder = StepRecorder()
@@ -123,14 +125,15 @@ class EngineCore:
         self._retire(request, reason)
         return output
 
-    def step(self) -> list[RequestOutput]:
-        """One forward pass of the target for everything, and what follows from it."""
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[RequestOutput]:
+        """One forward pass of the target for everything, `meanwhile` beside it, and what follows from it."""
         with self._runner.threads:
             self._prepare()
             began = self.timer.enter(StepPart.SCHEDULE)
             plan = self.scheduler.schedule()
             self._note_plan(plan)
             rows = self._forward(plan)
+            meanwhile()
             runs = self._sample(plan, rows)
             outputs = [self._commit(item, run) for item, run in zip(plan.scheduled, runs, strict=True)]
             seconds = self.timer.leave() - began
@@ -245,7 +248,7 @@ class EngineCore:
             token_ids=run,
             text=processed.text,
             logprobs=logprobs,
-            prompt_logprobs=self._prompt_logprobs_of(request) if is_first else None,
+            prompt_logprobs=self._prompt_logprobs.of(request, self._outputs.logprobs) if is_first else None,
             finish_reason=processed.finish_reason,
             stop_reason=processed.stop_reason,
             num_prompt_tokens=request.num_prompt_tokens,
@@ -273,11 +276,6 @@ class EngineCore:
         if self._drafting is not None:
             self._drafting.note_commit(item, accepted)
         self.scheduler.update(item, run, len(accepted))
-
-    def _prompt_logprobs_of(self, request: Request) -> tuple[TokenLogprob | None, ...] | None:
-        if not request.needs_every_row:
-            return None
-        return (None, *map(self._outputs.logprobs, self._prompt_logprobs.of(request)))
 
     def _publish(self, request: Request) -> None:
         """Lets later requests share what is computed."""

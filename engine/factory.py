@@ -14,9 +14,9 @@ from engine.core.scheduler import Scheduler
 from engine.drafting import Drafting
 from engine.engine_core import EngineCore
 from engine.grammar import GrammarCompiler, GrammarVocabulary
+from engine.graph_reserve import reserved_bytes
 from engine.model.attention.choice import choose_backend
 from engine.model.cache_type import check_cache_type, choose_cache_type
-from engine.model.graph_memory import recorded_bytes
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loaded_model import LoadedModel
 from engine.model.loader import load_causal_lm
@@ -37,7 +37,6 @@ from engine.speculation.factory import (
     max_draft_nodes,
     wants_probe,
 )
-from engine.speculation.loaded_head import LoadedEagle
 from engine.speculation.measurements import Measurements, MethodMeasurements
 from engine.speculation.planner import FixedPlanner, Planner
 from engine.speculation_probe import log_probe, probe_speculation
@@ -173,7 +172,7 @@ def _parts(
         [_footprint(model, config, target) for model in (target, *drafts)],
         target.max_model_len,
         target.device,
-        0 if backend.recorded is None else _recorded_bytes(target, drafts),
+        0 if backend.recorded is None else reserved_bytes(target, drafts),
     )
     logger.info(
         "kv cache: %d blocks of %d tokens, %s, %.2f GiB for %s (%s)",
@@ -204,19 +203,6 @@ def _footprint(model: Draft, config: EngineConfig, target: LoadedModel) -> Cache
         return CacheFootprint(model.layers, choose_cache_type(wanted, model))
     extra = model.numbers_per_block * model.dtype.itemsize
     return CacheFootprint(model.layers, choose_cache_type(wanted, target), extra)
-
-
-def _recorded_bytes(target: LoadedModel, drafts: Sequence[Draft]) -> int:
-    """What the recorded passes of all models take."""
-    # Heads read hidden states of the target, whose passes then come with them and without.
-    num_kinds = 1 if all(isinstance(draft, LoadedModel) for draft in drafts) else 2
-    total = recorded_bytes(target.module, target.vocab_size, target.dtype, num_kinds)
-    for draft in drafts:
-        if isinstance(draft, LoadedModel):
-            total += recorded_bytes(draft.module, draft.vocab_size, draft.dtype)
-        elif isinstance(draft, LoadedEagle):
-            total += recorded_bytes(draft.head, target.vocab_size, draft.dtype)
-    return total
 
 
 def _log_speculation(config: EngineConfig, drafts: Sequence[Draft], *, is_on: bool) -> None:

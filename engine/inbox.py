@@ -63,6 +63,7 @@ class Inboxes:
 
     def __init__(self) -> None:
         self._by_request: dict[str, Inbox] = {}
+        self._held: Mapping[str, Delivery] = {}
 
     def __len__(self) -> int:
         return len(self._by_request)
@@ -75,8 +76,25 @@ class Inboxes:
         """Keeps the inbox until the request ends."""
         self._by_request[request_id] = inbox
 
+    def hold(self, deliveries: Mapping[str, Delivery]) -> None:
+        """Keeps what is new until `deliver_held`, or until something newer is delivered.
+
+        Clients that get something take the interpreter's lock, which nobody needs while a device computes.
+        """
+        self.deliver_held()
+        self._held = deliveries
+
+    def deliver_held(self) -> None:
+        """Hands over what is kept."""
+        held, self._held = self._held, {}
+        self._deliver(held)
+
     def deliver(self, deliveries: Mapping[str, Delivery]) -> None:
         """Hands each request what is new, in one call per event loop."""
+        self.deliver_held()
+        self._deliver(deliveries)
+
+    def _deliver(self, deliveries: Mapping[str, Delivery]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Inbox, Delivery]]] = {}
         for request_id, delivery in deliveries.items():
             inbox = self._by_request.get(request_id)

@@ -1,9 +1,12 @@
 """PromptLogprobs: how likely the target found each token of a prompt."""
 
+from collections.abc import Callable
+
 import torch
 
 from engine.core.request import Request
 from engine.core.scheduler import ScheduledRequest
+from engine.outputs import TokenLogprob
 from engine.sampling.logprobs import RowLogprobs, ranked, row_logprobs
 
 
@@ -38,9 +41,13 @@ class PromptLogprobs:
             wanted = rows[skip : skip + len(tokens)]
             collected.extend(ranked(row_logprobs(wanted, tokens, num_top), wanted))
 
-    def of(self, request: Request) -> list[RowLogprobs]:
-        """What was collected; the first token, which has none, is left out."""
-        return self._collected.get(request.request_id, [])
+    def of(
+        self, request: Request, spelled: Callable[[RowLogprobs], TokenLogprob]
+    ) -> tuple[TokenLogprob | None, ...] | None:
+        """What is told of a prompt: nothing of its first token; None if nobody asked."""
+        if not request.needs_every_row:
+            return None
+        return (None, *map(spelled, self._collected.get(request.request_id, [])))
 
     def remove(self, request_id: str) -> None:
         """Forgets a request; unknown ids are no error."""

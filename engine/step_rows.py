@@ -5,8 +5,10 @@ import torch
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import SchedulerOutput
 from engine.model.input_batch import SequenceSlice
+from engine.model.model_runner import ModelRunner
 from engine.prompt_logprobs import PromptLogprobs
-from engine.sampling.sampler import SamplingTask
+from engine.sampling.device_rows import DeviceRows
+from engine.sampling.sampler import Sampler, SamplingTask
 from engine.sampling.uploading import upload
 
 
@@ -63,3 +65,10 @@ class StepRows:
         if len(wanted) == len(rows):
             return tasks, rows
         return tasks, rows.index_select(0, upload(wanted, torch.int64, rows.device))
+
+
+def sampler_of(runner: ModelRunner) -> Sampler:
+    """What samples a model's rows where they are."""
+    if runner.device.type == "cpu":
+        return Sampler(runner.operators)
+    return Sampler(far=DeviceRows(runner.row_graphs))

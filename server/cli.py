@@ -188,7 +188,8 @@ def _bench(args: argparse.Namespace) -> int:
     settings = _settings(args)
     plan = bench_plan.read_plan(args)
     if plan.url is None:
-        load_config(settings, os.environ, args.config)
+        loaded = load_config(settings, os.environ, args.config)
+        bench_plan.check_speculates(plan, loaded.config.engine.speculation.num_draft_tokens)
     elif settings or args.config:
         raise ConfigError(f"{flag_of(next(iter(settings), 'config'))} {bench_plan.LOCAL_ONLY}")
     from server.bench.command import bench  # it loads an HTTP client, which nothing above needs

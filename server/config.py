@@ -6,70 +6,28 @@ the chosen speculation does not have, unless it comes from an earlier source tha
 """
 
 import re
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.config import EngineConfig
-from engine.sampling_params import MAX_LOGPROBS
 from engine.section import Section
+from server.config_file import UnreadableFile, read_entries
+from server.http_config import HttpConfig
 from server.options import ENV_PREFIX, Option, derive_options, flag_of, variable_of
-from server.tools.formats import ToolParserName
 
 CONFIG_VARIABLE = variable_of("config")
 
-LogLevel = Literal["debug", "info", "warning", "error"]
-
-
-class HttpConfig(Section):
-    """How the server is reached."""
-
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    served_model_name: str | None = Field(
-        None, description="Name of the model in the API; default: the one it is loaded by."
-    )
-    root_path: str = Field("", description="Path prefix that a proxy strips, such as /llm.")
-    max_body_mb: float = Field(8.0, gt=0, description="Largest request body accepted, in MiB.")
-    max_choices: int = Field(1024, ge=1, description="Answers that one request may ask for: prompts times n.")
-    max_logprobs: int = Field(
-        MAX_LOGPROBS, ge=0, le=MAX_LOGPROBS, description="Alternatives per token that a request may ask for."
-    )
-    max_stored_responses: int = Field(
-        1000,
-        ge=0,
-        description="Responses of /v1/responses that are kept in memory, those used last; 0 keeps none.",
-    )
-    max_stored_mb: float = Field(
-        64.0, gt=0, description="Memory that they may take together, conversations included, in MiB."
-    )
-    shutdown_grace_seconds: int = Field(
-        30,
-        ge=0,
-        description="Time that running answers get to finish after SIGTERM or Ctrl+C; a second signal ends "
-        "them at once.",
-    )
-    tool_parser: ToolParserName | None = Field(
-        None, description="How the model writes calls of functions; default: as its chat template does."
-    )
-    profiling: bool = Field(
-        False,
-        description="Let clients ask for traces of the engine's steps at /profile, which slow it down, and "
-        "for the planner's figures at /debug/planner.",
-    )
-    log_level: LogLevel = Field("info", description="Least severe messages that are logged.")
-
-    @field_validator("root_path")
-    @classmethod
-    def _a_prefix(cls, path: str) -> str:
-        if path and (not path.startswith("/") or path.endswith("/")):
-            raise ValueError("start with a slash and not end with one")
-        return path
+_ALLOWED = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text (in quotes, where YAML takes it for something else)",
+}
+"""What pydantic says less well, by the type of its finding."""
 
 
 class ServerConfig(Section):
@@ -121,15 +79,17 @@ def load_config(
     """
     origin = CONFIG_VARIABLE if file is None else "--config"
     path = environ.get(CONFIG_VARIABLE) or None if file is None else file
+    readings = (
+        _Reading() if path is None else _read_file(Path(path), origin),
+        _read_environment(environ),
+        _read_flags(flags),
+    )
+    _refuse([problem for reading in readings for problem in reading.problems])
     merged: Settings = {}
     chosen: Setting | None = None
-    for settings in (
-        {} if path is None else _file_settings(Path(path), origin),
-        _environment_settings(environ),
-        _flag_settings(flags),
-    ):
-        merged |= settings
-        chosen = _choice(settings) or chosen
+    for reading in readings:
+        merged |= reading.settings
+        chosen = _choice(reading.settings) or chosen
     notes = _drop_unchosen(merged, chosen)
     try:
         return LoadedConfig(ServerConfig.model_validate(_nest(merged, chosen)), notes)
@@ -138,87 +98,91 @@ def load_config(
         raise ConfigError("\n".join(lines)) from error
 
 
-def unknown_name(kind: str, given: str, spell: Callable[[str], str]) -> ConfigError:
-    """The error for a name that no setting has, with the nearest one in the source's own spelling."""
+def _unknown_name(kind: str, given: str, spell: Callable[[str], str]) -> str:
+    """The problem of a name that no setting has, with the nearest one in the source's own spelling."""
     # A file cannot name another file; a variable can.
     nearest = OPTIONS.nearest(given.removeprefix(ENV_PREFIX), () if spell is str else ("config",))
     hint = f"did you mean {spell(nearest)}?" if nearest else "see outrider serve --help"
-    return ConfigError(f"{kind} {given}: {hint}")
+    return f"{kind} {given}: {hint}"
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """YAML in which a repeated key is an error and not a silent override."""
+@dataclass(slots=True)
+class _Reading:
+    """What a source holds, and what is wrong with it."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key, (key_node, _) in zip(keys, node.value, strict=True):
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key} is given more than once", key_node.start_mark
-                )
-        return super().construct_mapping(node, deep)
+    settings: Settings = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def take(self, option: Option, setting: Setting) -> None:
+        """Adds a setting, or why pydantic would read it differently from what was meant."""
+        value, label = setting.value, f"{setting.source}: {option.name}"
+        if value is None and not option.is_nullable:
+            self.problems.append(f"{label} has no value: give it one or remove the line")
+        elif isinstance(value, bool) and not option.is_switch:
+            self.problems.append(
+                f"{label} is not a switch, got {str(value).lower()} (YAML reads on, off, yes and no as that)"
+            )
+        elif isinstance(value, str) and not value.strip() and not option.may_be_empty:
+            self.problems.append(f"{label} is empty: give it a value or leave it out")
+        elif isinstance(value, str) and value.startswith("~/"):
+            self.settings[option.name] = replace(setting, value=str(Path(value).expanduser()))
+        elif value is not None:
+            self.settings[option.name] = setting
 
 
-def _file_settings(path: Path, origin: str) -> Settings:
+def _read_file(path: Path, origin: str) -> _Reading:
+    reading = _Reading()
     try:
-        content = yaml.load(path.read_text("utf-8"), Loader=_StrictLoader)
+        entries = read_entries(path)
     except OSError as error:
-        raise ConfigError(f"{origin}: cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must hold lines of `name: value`, got {content!r:.60}")
-    settings = {}
-    for key, value in content.items():
-        option = OPTIONS.options.get(key) if isinstance(key, str) else None
-        if option is None:
-            raise unknown_name(f"{path}: unknown key", str(key), str)
-        if value is not None:
-            settings[option.name] = _checked(option, Setting(value, str(path), 0))
-        elif not option.is_nullable:
-            raise ConfigError(f"{path}: {key} has no value: give it one or remove the line")
-    return settings
+        reading.problems.append(f"{origin}: cannot read {path}: {error.strerror}")
+        return reading
+    except UnreadableFile as error:
+        reading.problems.append(str(error))
+        return reading
+    for entry in entries:
+        option = OPTIONS.options.get(entry.name) if isinstance(entry.name, str) else None
+        if option is not None:
+            reading.take(option, Setting(entry.value, entry.place, 0))
+        elif isinstance(entry.value, dict) and not {*entry.value}.isdisjoint(OPTIONS.options):
+            reading.problems.append(
+                f"{entry.place}: unknown key {entry.name}: settings have no sections, write its lines "
+                "without it"
+            )
+        else:
+            reading.problems.append(_unknown_name(f"{entry.place}: unknown key", str(entry.name), str))
+    return reading
 
 
-def _environment_settings(environ: Mapping[str, str]) -> Settings:
+def _read_environment(environ: Mapping[str, str]) -> _Reading:
     by_variable = {variable_of(option.name): option for option in OPTIONS.options.values()}
-    settings = {}
+    reading = _Reading()
     for variable, value in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable == CONFIG_VARIABLE or not value:
             continue
         if re.match("(tcp|udp|sctp)://", value) or re.search("_SERVICE_(HOST|PORT)", variable):
-            raise ConfigError(
+            reading.problems.append(
                 f"environment variable {variable} comes from Kubernetes, for a Service named outrider: "
                 "rename the Service or give the pod enableServiceLinks: false"
             )
-        if variable not in by_variable:
-            raise unknown_name("unknown environment variable", variable, variable_of)
-        option = by_variable[variable]
-        settings[option.name] = _checked(option, Setting(value, variable, 1))
-    return settings
+        elif variable not in by_variable:
+            reading.problems.append(_unknown_name("unknown environment variable", variable, variable_of))
+        else:
+            reading.take(by_variable[variable], Setting(value, variable, 1))
+    return reading
 
 
-def _flag_settings(flags: Mapping[str, object]) -> Settings:
-    return {
-        name: _checked(OPTIONS.options[name], Setting(value, flag_of(name), 2))
-        for name, value in flags.items()
-    }
+def _read_flags(flags: Mapping[str, object]) -> _Reading:
+    reading = _Reading()
+    for name, value in flags.items():
+        reading.take(OPTIONS.options[name], Setting(value, flag_of(name), 2))
+    return reading
 
 
-def _checked(option: Option, setting: Setting) -> Setting:
-    """Refuses what pydantic would read differently from what was meant."""
-    value, label = setting.value, f"{setting.source}: {option.name}"
-    if isinstance(value, bool) and not option.is_switch:
-        raise ConfigError(
-            f"{label} is not a switch, got {str(value).lower()} (YAML reads on, off, yes and no as that)"
-        )
-    if isinstance(value, str) and not value.strip() and not option.may_be_empty:
-        raise ConfigError(f"{label} is empty: give it a value or leave it out")
-    if isinstance(value, str) and value.startswith("~/"):
-        return Setting(str(Path(value).expanduser()), setting.source, setting.layer)
-    return setting
+def _refuse(problems: Sequence[str]) -> None:
+    """One error of all problems, a line each."""
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def _choice(settings: Settings) -> Setting | None:
@@ -241,15 +205,17 @@ def _drop_unchosen(merged: Settings, chosen: Setting | None) -> tuple[str, ...]:
         known = ", ".join(choice.variants)
         raise ConfigError(f"{setting.source}: {choice.name} must be one of {known}, got {variant!r}")
     fact = f"{choice.name} is {variant} ({setting.source})"
-    notes = []
+    notes, problems = [], []
     for name, other in tuple(merged.items()):
         variants = OPTIONS.options[name].variants
         if not variants or variant in variants:
             continue
         if other.layer >= setting.layer:
-            raise ConfigError(f"{other.source}: {name} is for {' or '.join(variants)}, but {fact}")
+            problems.append(f"{other.source}: {name} is for {' or '.join(variants)}, but {fact}")
+            continue
         del merged[name]
         notes.append(f"{name} from {other.source} is left out: {fact}")
+    _refuse(problems)
     return tuple(notes)
 
 
@@ -279,7 +245,9 @@ def _explain(details: ErrorDetails, merged: Settings) -> str:
     if option.name not in merged:
         variant = details["loc"][len(option.path)]
         return f"{OPTIONS.choice.name} {variant} needs {option.name}: give {flag_of(option.name)}"
-    message = re.sub(r"^(Value error, |\w+ should )", "must ", details["msg"])
+    message = _ALLOWED.get(details["type"]) or re.sub(
+        r"^(Value error, |\w+ should )", "must ", details["msg"]
+    )
     place = option.locates(details["loc"])
     value = merged[option.name].value if place == option.name else details["input"]
     return f"{merged[option.name].source}: {place} {message}, got {value!r}"

@@ -28,7 +28,7 @@ ENGINE_LAYERS = (
     ("tokenizer",),
     ("detokenizer",),
     ("speculation", "output_processor", "admission", "prompt_logprobs", "step_recorder", "step_timer"),
-    ("drafting", "profiler", "calibration", "step_rows", "inbox", "watchdog"),
+    ("drafting", "profiler", "calibration", "step_rows", "graph_reserve", "inbox", "watchdog"),
     ("engine_core", "commands"),
     ("async_engine", "speculation_probe"),
     ("factory",),
@@ -287,6 +287,20 @@ def test_bookkeeping_and_server_do_not_mention_tensors(banned: str) -> None:
         if is_in(module.name, TORCH_FREE)
         for name in module.imports
         if is_in(name, (banned,))
+    ]
+    assert faults == []
+
+
+def test_numbers_reach_a_device_without_a_wait() -> None:
+    """A tensor made there of ordinary memory waits for all that was launched: `upload` does not."""
+    faults = [
+        f"{module.name}, line {node.lineno}"
+        for module in MODULES.values()
+        if is_in(module.name, ("engine.sampling", "engine.speculation"))
+        and module.name != "engine.sampling.uploading"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.tensor"
+        if any(keyword.arg == "device" for keyword in node.keywords)
     ]
     assert faults == []
 

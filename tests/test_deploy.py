@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.app import AppSettings, create_app
 from server.config import OPTIONS, load_config
 from server.metrics import Metrics
 from server.options import variable_of
+from tests.fakes import FakeEngine
+from tests.operators import need_operators
+from tests.server.running import running_server
 
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"
@@ -173,10 +178,69 @@ def test_the_image_runs_as_nobody_special_and_in_exec_form() -> None:
     assert json.loads(by_name["ENTRYPOINT"].removeprefix("ENTRYPOINT ")) == ["outrider"]
     assert json.loads(by_name["CMD"].removeprefix("CMD ")) == ["serve"]
     assert by_name["VOLUME"] == "VOLUME /models"
-    check = json.loads(by_name["HEALTHCHECK"].partition(" CMD ")[2])
-    assert check[:2] == ["python", "-c"]
-    compile(check[2], "healthcheck", "exec")
-    assert "/health" in check[2]
+
+
+def health_check() -> list[str]:
+    [step] = [step for step in dockerfile_steps() if step.startswith("HEALTHCHECK")]
+    command: list[str] = json.loads(step.partition(" CMD ")[2])
+    assert command[:2] == ["python", "-c"]
+    return [sys.executable, *command[1:]]
+
+
+def test_the_image_is_healthy_as_its_server_is_and_whatever_proxy_is_set() -> None:
+    engine = FakeEngine()
+    metrics = Metrics(model_name="fake", method="ngram", max_draft_tokens=4)
+    with running_server(create_app(engine, AppSettings(), metrics)) as server:
+        environment = {"OUTRIDER_PORT": str(server.port), "HTTP_PROXY": "http://127.0.0.1:1"}
+        environment |= {"http_proxy": environment["HTTP_PROXY"]}
+        assert subprocess.run(health_check(), env=environment, check=False).returncode == 0
+        engine.alive = False
+        assert subprocess.run(health_check(), env=environment, check=False).returncode == 1
+    done = subprocess.run(health_check(), env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1][:22]) == (1, "ConnectionRefusedError")
+
+
+def test_the_image_is_built_only_if_its_operators_can_be_loaded() -> None:
+    steps = dockerfile_steps()
+    [step] = [step for step in steps if "load_operators" in step]
+    command = json.loads(step.removeprefix("RUN "))
+    assert command[:2] == ["python", "-c"]
+    # It is the user's own step, in the stage without a compiler.
+    assert max(i for i, each in enumerate(steps) if each.startswith("FROM")) < steps.index(step)
+    need_operators()
+    script = (
+        "import engine.model.cpu_ops.build as build\nbuild.load_operators = lambda folder: {}\n" + command[2]
+    )
+    for loaded, status in (("None", 1), ("1", 0)):
+        done = subprocess.run([sys.executable, "-c", script.format(loaded)], cwd=ROOT, check=False)
+        assert done.returncode == status
+
+
+def test_both_stages_are_of_the_same_system() -> None:
+    images = [step.split()[1] for step in dockerfile_steps() if step.startswith("FROM")]
+    assert images == ["python:${PYTHON_VERSION}-${DEBIAN}", "python:${PYTHON_VERSION}-slim-${DEBIAN}"]
+
+
+def test_the_image_installs_extras_that_exist_at_versions_that_are_held() -> None:
+    [step] = [step for step in dockerfile_steps() if ".[" in step]
+    named = {name for extras in re.findall(r"'\.\[(.+?)\]'", step) for name in extras.split(",")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert named == {"fast", "quantization"}
+    assert named <= project["optional-dependencies"].keys()
+    assert step.count("--constraint constraints.txt") == step.count("pip install")
+
+
+def test_each_replica_gets_a_gpu_of_its_own() -> None:
+    services = load_yaml(DOCKER / "compose.cuda.yaml")["services"]
+    replicas = {
+        name for name, service in load_yaml(DOCKER / "compose.yaml")["services"].items() if "build" in service
+    }
+    assert services.keys() == replicas
+    devices = [
+        service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+        for service in services.values()
+    ]
+    assert sorted(map(tuple, devices)) == [("0",), ("1",)]
 
 
 def test_what_the_image_copies_is_there_and_let_through() -> None:
@@ -198,9 +262,8 @@ def test_the_dockerfile_is_clean_for_the_linter() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_compose_file_fits_its_schema() -> None:
+@pytest.mark.parametrize("file", ["compose.yaml", "compose.cuda.yaml"])
+def test_the_compose_files_fit_their_schema(file: str) -> None:
     command = [str(BIN / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec"]
-    done = subprocess.run(
-        [*command, str(DOCKER / "compose.yaml")], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*command, str(DOCKER / file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

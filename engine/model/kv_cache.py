@@ -126,8 +126,12 @@ class PagedKVCache:
         if not sources:
             return
         device = self.keys[0].device
-        source = torch.tensor(sources, dtype=torch.int64, device=device)
-        target = torch.tensor(targets, dtype=torch.int64, device=device)
+        slots = torch.tensor((sources, targets), dtype=torch.int64)
+        if (
+            device.type == "cuda"
+        ):  # From ordinary memory the copy would wait for all that was launched before.
+            slots = slots.pin_memory()
+        source, target = slots.to(device, non_blocking=True)
         for stack in map(as_bytes, self._stacks.values()):
             stack.index_copy_(1, target, stack.index_select(1, source))
 

@@ -18,11 +18,15 @@ from engine.model.hidden_states import HiddenSelection, HiddenStateTap
 from engine.model.input_batch import InputBatch, SequenceSlice
 from engine.model.kv_cache import PagedKVCache
 from engine.model.recording import Results
-from engine.model.static_batch import StaticBatch
+from engine.model.row_graphs import RowGraphs
+from engine.model.static_batch import LARGEST, StaticBatch
 from engine.model.step_graphs import StepGraphs
 from engine.model.threads import OperatorThreads
 
 _HOST = torch.device("cpu")
+
+ROW_LIMITS = LARGEST.num_tokens, 24
+"""Rows of logits that recorded calls take, and recordings of such calls: three kinds of all sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class ModelRunner:
         weights: Type of its linear layers' weights (LoadedModel.weights).
 
     Attributes:
+        row_graphs: What records calls on rows of its logits; None where nothing is recorded.
         threads: To be entered for a step, or for a pass outside of one.
     """
 
@@ -68,7 +73,9 @@ class ModelRunner:
         self.operators = operators
         self._module = module
         self._backend = backend
-        self._graphs = None if backend.recorded is None else StepGraphs(backend.recorded, cache)
+        recorded = backend.recorded
+        self._graphs = None if recorded is None else StepGraphs(recorded, cache)
+        self.row_graphs = None if recorded is None else RowGraphs(recorded.recorder, *ROW_LIMITS)
         self._num_layers = len(cache.keys)
         # Models whose forward cannot pick rows compute all of them, and the rows are picked here.
         self._picks_rows = "logits_to_keep" in inspect.signature(module.forward).parameters

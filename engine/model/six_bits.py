@@ -3,9 +3,9 @@
 Such a file gives each weight a number of -32 to 31, each output and 16 inputs a step of eight bits, and each
 output and 256 inputs a scale. Half of the values and of the last feed-forward matrices are of this type in
 files of four and five bits, and the output layer is. All three are found again in weights that have become
-plain numbers. Where the largest of a scale's steps is 128, as llama.cpp writes them, they are the file's own,
-so that nothing is rounded but activations: to 8 bits, as `few_bits` does it. Of other files a weight may be
-off by a little more than float16 rounds.
+plain numbers: such as make each weight exactly, or round to it in float16. Where the largest of a scale's
+steps is 128, as llama.cpp writes them, they are the file's own. So nothing is rounded but activations: to 8
+bits, as `few_bits` does it.
 """
 
 from dataclasses import dataclass

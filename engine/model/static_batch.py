@@ -35,7 +35,7 @@ class Bucket:
         if num_sequences is None:
             return None
         wanted = max(num_sequences, len(batch.input_ids))
-        num_tokens = next((size for size in _ROWS if size >= wanted), None)
+        num_tokens = padded(wanted)
         return None if num_tokens is None else cls(num_tokens, num_sequences)
 
 
@@ -45,6 +45,16 @@ LARGEST = Bucket(_ROWS[-1], _SEQUENCES[-1])
 def num_buckets() -> int:
     """How many there are."""
     return sum(size <= num_tokens for num_tokens in _ROWS for size in _SEQUENCES)
+
+
+def padded(num_rows: int) -> int | None:
+    """Rows that so many are padded to; None if they are more than the largest bucket's."""
+    return next((size for size in _ROWS if size >= num_rows), None)
+
+
+def num_row_sizes(num_rows: int) -> int:
+    """How many sizes there are up to `num_rows`, which is one."""
+    return sum(size <= num_rows for size in _ROWS)
 
 
 @dataclass(frozen=True, slots=True)

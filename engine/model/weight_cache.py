@@ -4,8 +4,8 @@ import fcntl
 import hashlib
 import logging
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,12 +64,13 @@ class WeightCache:
 
     @contextmanager
     def _scratch(self, key: str) -> Iterator[Path]:
-        """A folder for what is not complete yet.
+        """A folder for what is not complete yet, for whom the umask says, as all who share the cache read it.
 
         It is locked before it gets the name that `_sweep` looks for. Where the file system knows no locks it
         keeps its first name, and nobody removes it but its maker.
         """
-        path = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=self.folder))
+        path = self.folder / f".{key}-{secrets.token_hex(4)}"
+        path.mkdir()
         lock = _lock(path)
         try:
             if lock is not None:

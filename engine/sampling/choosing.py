@@ -1,12 +1,43 @@
-"""Which token each row of processed logits comes to: the likeliest, or the likeliest under its noise."""
+"""Which token each row of logits comes to: the likeliest, or the likeliest under its noise."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from engine.sampling.logits import RowOperators, chunks
-from engine.sampling.noise import NoiseKey, gumbel_noise, noise_starts
+from engine.sampling.logits import RowOperators, chunks, truncation
+from engine.sampling.noise import NoiseKey, gumbel_noise, noise_start, noise_starts
 from engine.sampling.uploading import upload
+from engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A token that is to be chosen.
+
+    Attributes:
+        row: From which row of the logits.
+        params: The sampling parameters of its request.
+        key: The key of its noise; None takes the most likely token.
+    """
+
+    row: int
+    params: SamplingParams
+    key: NoiseKey | None
+
+
+def choose_at_once(adjusted: torch.Tensor, choices: Sequence[Choice], operators: RowOperators) -> list[int]:
+    """The tokens that `choose_tokens` finds in processed rows, without these ever being written.
+
+    Args:
+        adjusted: Logits from `adjust_logits`, [num_rows, vocab_size].
+        choices: What is wanted.
+        operators: What to do it with.
+    """
+    options = [option for choice in choices for option in truncation(choice.params)]
+    starts = [0 if choice.key is None else noise_start(choice.key) for choice in choices]
+    tokens: list[int] = operators.choose_rows(adjusted, [choice.row for choice in choices], options, starts)
+    return tokens
 
 
 def choose_tokens(

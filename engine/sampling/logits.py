@@ -47,8 +47,11 @@ class RowOperators(Protocol):
     """Operators that do in a pass or two what plain torch takes dozens for; the C++ ones of a CPU.
 
     Attributes:
-        truncate_rows: Steps 5 to 8 in place. Takes logits, and float64 [num_rows, 4]: temperature (0 leaves
-            a row as it is), top_k, top_p, min_p.
+        truncate_rows: Steps 5 to 8. Takes logits, and per row four floats, all in one list: temperature (0
+            leaves a row as it is), top_k, top_p, min_p; returns rows of their own.
+        choose_rows: Steps 5 to 8 and the choice, with no row written. Takes logits, numbers of rows, and for
+            each of these four floats and where its noise begins; returns a list of tokens, the likeliest
+            where the temperature is 0.
         top_rows: The highest entries of each row plus its Gumbel noise, highest first and the lowest id among
             equals. Takes logits, int64 [num_rows], where the noise of each begins, and how many; returns
             tokens, int64, and scores, float64, both [num_rows, count]: -inf where no more can be chosen.
@@ -56,6 +59,10 @@ class RowOperators(Protocol):
 
     @property
     def truncate_rows(self) -> Any:
+        """See above."""
+
+    @property
+    def choose_rows(self) -> Any:
         """See above."""
 
     @property
@@ -81,10 +88,32 @@ def process_logits(
     Raises:
         ValueError: The number of rows is not that of the groups.
     """
+    adjusted = adjust_logits(logits, groups)
+    if all(group.params.is_greedy for group in groups):
+        return adjusted
+    if operators is not None:
+        return _truncate_with(operators, adjusted, groups)
+    if adjusted is logits:
+        adjusted = logits.clone(memory_format=torch.contiguous_format)
+    _apply_temperature(adjusted, groups)
+    _apply_top_k(adjusted, groups)
+    _apply_top_p(adjusted, groups)
+    _apply_min_p(adjusted, groups)
+    return adjusted
+
+
+def adjust_logits(logits: torch.Tensor, groups: Sequence[RowGroup]) -> torch.Tensor:
+    """Applies what depends on which token an entry stands for, steps 1 to 4.
+
+    Arguments and errors are those of `process_logits`.
+
+    Returns:
+        float32 [num_rows, vocab_size]; `logits` itself when there is nothing to do.
+    """
     num_rows = sum(len(group) for group in groups)
     if logits.shape[0] != num_rows:
         raise ValueError(f"logits have {logits.shape[0]} rows, but the requests have {num_rows}")
-    if not any(_changes_rows(group) for group in groups):
+    if not any(depends_on_ids(group) for group in groups):
         return logits
     logits = logits.clone(memory_format=torch.contiguous_format)
     begin = 0
@@ -94,24 +123,17 @@ def process_logits(
         _bias(rows, group)
         mask_rows(rows, group)
         begin += len(group)
-    if operators is not None:
-        operators.truncate_rows(logits, _truncations(groups))
-        return logits
-    _apply_temperature(logits, groups)
-    _apply_top_k(logits, groups)
-    _apply_top_p(logits, groups)
-    _apply_min_p(logits, groups)
     return logits
 
 
-def _truncations(groups: Sequence[RowGroup]) -> torch.Tensor:
-    """float64 [num_rows, 4], as `RowOperators.truncate_rows` takes them."""
-    options = [truncation(group.params) for group in groups for _ in group.paths]
-    return torch.tensor(options, dtype=torch.float64)
+def _truncate_with(operators: RowOperators, logits: torch.Tensor, groups: Sequence[RowGroup]) -> torch.Tensor:
+    options = [option for group in _per_row(groups) for option in truncation(group.params)]
+    truncated: torch.Tensor = operators.truncate_rows(logits, options)
+    return truncated
 
 
 def truncation(params: SamplingParams) -> tuple[float, float, float, float]:
-    """Temperature, 0 for greedy requests, top_k, top_p and min_p, as `RowOperators.truncate_rows` takes."""
+    """Temperature, 0 for greedy requests, top_k, top_p and min_p, as `RowOperators` take them."""
     temperature = 0.0 if params.is_greedy else max(params.temperature, _SMALLEST_TEMPERATURE)
     return temperature, params.top_k, params.top_p, params.min_p
 
@@ -121,10 +143,6 @@ def chunks(rows: Sequence[int], vocab_size: int) -> Iterator[Sequence[int]]:
     size = max(1, CHUNK_ELEMENTS // vocab_size)
     for begin in range(0, len(rows), size):
         yield rows[begin : begin + size]
-
-
-def _changes_rows(group: RowGroup) -> bool:
-    return not group.params.is_greedy or depends_on_ids(group)
 
 
 def depends_on_ids(group: RowGroup) -> bool:

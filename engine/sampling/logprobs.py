@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.sampling.logits import chunks
+from engine.sampling.uploading import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def row_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -
     for chunk in chunks(range(len(token_ids)), logits.shape[1]):
         logprobs = logits[chunk[0] : chunk[-1] + 1].log_softmax(dim=-1)
         tokens = [token_ids[row] for row in chunk]
-        columns = torch.tensor(tokens, dtype=torch.int64, device=logits.device)[:, None]
+        columns = upload(tokens, torch.int64, logits.device)[:, None]
         chosen = logprobs.gather(1, columns)[:, 0].tolist()
         tops = _top(logprobs, min(num_top, logits.shape[1]))
         results.extend(map(RowLogprobs, tokens, chosen, tops))
@@ -59,7 +60,7 @@ def ranked(rows: Sequence[RowLogprobs], logits: torch.Tensor) -> list[RowLogprob
     ranks: list[int] = []
     for chunk in chunks(range(len(rows)), logits.shape[1]):
         scores = logits[chunk[0] : chunk[-1] + 1]
-        tokens = torch.tensor([rows[row].token_id for row in chunk], device=logits.device)[:, None]
+        tokens = upload([rows[row].token_id for row in chunk], torch.int64, logits.device)[:, None]
         own = scores.gather(1, tokens)
         ids = torch.arange(logits.shape[1], device=logits.device)
         before = (scores > own) | ((scores == own) & (ids < tokens))

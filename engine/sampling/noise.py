@@ -75,7 +75,12 @@ def uniform(keys: Sequence[NoiseKey]) -> list[float]:
 
 def noise_starts(keys: Sequence[NoiseKey], device: torch.device) -> torch.Tensor:
     """Where the SplitMix64 sequence of each key begins: int64 [len(keys)], to be read as unsigned."""
-    return upload([_signed(key.mixed()) for key in keys], torch.int64, device)
+    return upload([noise_start(key) for key in keys], torch.int64, device)
+
+
+def noise_start(key: NoiseKey) -> int:
+    """Where the SplitMix64 sequence of a key begins, as a signed 64-bit integer."""
+    return _signed(key.mixed())
 
 
 def uniform_rows(keys: Sequence[NoiseKey], vocab_size: int, device: torch.device) -> torch.Tensor:
@@ -84,9 +89,12 @@ def uniform_rows(keys: Sequence[NoiseKey], vocab_size: int, device: torch.device
     Returns:
         float64 [len(keys), vocab_size]; column 0 is `uniform(keys)`.
     """
-    starts = noise_starts(keys, device)
-    counter = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device).mul_(_signed(_STEP))
-    bits = starts[:, None] + counter  # [len(keys), vocab_size]
+    return _uniform_of(noise_starts(keys, device), vocab_size)
+
+
+def _uniform_of(starts: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    counter = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=starts.device).mul_(_signed(_STEP))
+    bits = starts[:, None] + counter  # [len(starts), vocab_size]
     scratch = torch.empty_like(bits)
     _mix_in_place(bits, scratch)
     # The uppermost bits become the fraction of a float64 between 1 and 2.
@@ -104,7 +112,12 @@ def gumbel_noise(keys: Sequence[NoiseKey], vocab_size: int, device: torch.device
     Returns:
         float64 [len(keys), vocab_size].
     """
-    return uniform_rows(keys, vocab_size, device).log_().neg_().log_().neg_()
+    return gumbel_rows(noise_starts(keys, device), vocab_size)
+
+
+def gumbel_rows(starts: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """The same by where the sequence of each row begins, see `noise_starts`."""
+    return _uniform_of(starts, vocab_size).log_().neg_().log_().neg_()
 
 
 def _mix(state: int) -> int:

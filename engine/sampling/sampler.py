@@ -1,16 +1,18 @@
 """Sampler: rows of logits and draft trees in, verified tokens per request out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import torch
 
 from engine.acceptance import Rule, rule_for
 from engine.grammar import Matcher
-from engine.sampling.choosing import choose_tokens
+from engine.sampling.choosing import Choice, choose_at_once, choose_tokens
+from engine.sampling.device_rows import DeviceRows
 from engine.sampling.judging import coins_of, odds_of
-from engine.sampling.logits import RowOperators, process_logits
+from engine.sampling.logits import RowOperators, adjust_logits, process_logits
 from engine.sampling.logprobs import RowLogprobs, row_logprobs
 from engine.sampling.noise import NoiseKey, Stream
 from engine.sampling.odds import Odds
@@ -62,14 +64,14 @@ class Sampler:
 
     Args:
         operators: What rows are processed with; None takes plain torch.
-        one_copy: For devices that it takes long to hear from: all that a walk may need is worked out for
-            every node, also where it does not come by, and copied to the host once. Without it the walks go
-            a level at a time and nothing is worked out in vain. The verdicts are the same.
+        far: For devices that it takes long to hear from: all that a walk may need is worked out with these
+            for every node, also where it does not come by, and copied to the host once. Without them the
+            walks go a level at a time and nothing is worked out in vain. The verdicts are the same.
     """
 
-    def __init__(self, operators: RowOperators | None = None, *, one_copy: bool = False) -> None:
+    def __init__(self, operators: RowOperators | None = None, *, far: DeviceRows | None = None) -> None:
         self._operators = operators
-        self._one_copy = one_copy
+        self._far = far
 
     def __call__(self, logits: torch.Tensor, tasks: Sequence[SamplingTask]) -> list[SampledRun]:
         """Walks the draft of each task along its verified tokens.
@@ -83,12 +85,18 @@ class Sampler:
             ValueError: The rows do not fit the tasks, or a tree does not fit the rule that is to verify it.
         """
         walks = _lay_out(tasks)
-        processed = process_logits(logits, [walk.group for walk in walks], self._operators)
-        if self._one_copy:
-            _decide_at_once(walks, processed, self._operators)
+        groups = [walk.group for walk in walks]
+        if self._far is not None:
+            _decide_at_once(walks, self._far.process(logits, groups), self._far)
+            return [walk.run(logits) for walk in walks]
+        matched = [walk for walk in walks if walk.rule is Rule.MATCH]
+        judged = [walk for walk in walks if walk.rule is not Rule.MATCH]
+        if self._operators is not None and not judged:
+            _match(walks, partial(choose_at_once, adjust_logits(logits, groups), operators=self._operators))
         else:
-            _match([walk for walk in walks if walk.rule is Rule.MATCH], processed, self._operators)
-            _judge([walk for walk in walks if walk.rule is not Rule.MATCH], processed, self._operators)
+            processed = process_logits(logits, groups, self._operators)
+            _match(matched, partial(_choose_processed, processed, operators=self._operators))
+            _judge(judged, processed, self._operators)
         return [walk.run(logits) for walk in walks]
 
 
@@ -178,21 +186,33 @@ def _lay_out(tasks: Sequence[SamplingTask]) -> list[_Walk]:
     return walks
 
 
-def _match(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperators | None) -> None:
+Choose = Callable[[Sequence[Choice]], list[int]]
+"""Chooses tokens."""
+
+
+def _match(walks: Sequence[_Walk], choose: Choose) -> None:
     """Verifies by the match rule, one level of all trees at a time."""
     while walks:
         nodes = [walk.nodes_to_choose_at() for walk in walks]
-        rows = [walk.begin + node for walk, own in zip(walks, nodes, strict=True) for node in own]
-        keys = [walk.target_key() for walk, own in zip(walks, nodes, strict=True) for _ in own]
-        picked = (
-            processed
-            if len(rows) == len(processed)
-            else processed[upload(rows, torch.int64, processed.device)]
-        )
-        choices = iter(choose_tokens(picked, keys, operators).tolist())
+        wanted = [
+            Choice(walk.begin + node, walk.group.params, walk.target_key())
+            for walk, own in zip(walks, nodes, strict=True)
+            for node in own
+        ]
+        tokens = iter(choose(wanted))
         for walk, own in zip(walks, nodes, strict=True):
-            walk.follow({node: next(choices) for node in own})
+            walk.follow({node: next(tokens) for node in own})
         walks = [walk for walk in walks if walk.next_token is None]
+
+
+def _choose_processed(
+    processed: torch.Tensor, choices: Sequence[Choice], operators: RowOperators | None
+) -> list[int]:
+    picked = processed
+    if len(choices) < len(processed):
+        picked = processed[upload([choice.row for choice in choices], torch.int64, processed.device)]
+    tokens: list[int] = choose_tokens(picked, [choice.key for choice in choices], operators).tolist()
+    return tokens
 
 
 def _judge(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperators | None) -> None:
@@ -216,7 +236,7 @@ def _judge(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperat
             walk.next_token = token
 
 
-def _decide_at_once(walks: Sequence[_Walk], processed: torch.Tensor, operators: RowOperators | None) -> None:
+def _decide_at_once(walks: Sequence[_Walk], processed: torch.Tensor, far: DeviceRows) -> None:
     """Verifies by any rule: each node has one law to end in, and each draft node one chance to stand."""
     endings: list[tuple[int, torch.Tensor]] = []
     chances: list[torch.Tensor] = []
@@ -236,7 +256,7 @@ def _decide_at_once(walks: Sequence[_Walk], processed: torch.Tensor, operators: 
         processed = processed.clone()
         for row, law in endings:
             processed[row] = law.log()
-    numbers = _to_host(choose_tokens(processed, keys, operators), chances) if walks else []
+    numbers = _to_host(far.choose(processed, keys), chances) if walks else []
     choices, read = map(int, numbers[: len(keys)]), iter(numbers[len(keys) :])
     for walk, odds in zip(walks, found, strict=True):
         num_chances = 0 if odds is None else len(walk.tree)
@@ -245,6 +265,6 @@ def _decide_at_once(walks: Sequence[_Walk], processed: torch.Tensor, operators: 
 
 def _to_host(tokens: torch.Tensor, chances: Sequence[torch.Tensor]) -> list[float]:
     """Tokens and chances in a row, in one copy; float64 holds every id exactly."""
-    columns = [tokens.double()] if not chances else [tokens.double(), torch.stack(list(chances))]
-    numbers: list[float] = torch.cat(columns).tolist()
-    return numbers
+    numbers = torch.cat([tokens.double(), torch.stack(list(chances))]) if chances else tokens
+    read: list[float] = numbers.tolist()
+    return read

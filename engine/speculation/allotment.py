@@ -82,6 +82,26 @@ class Tariff:
             return 0.0
         return self.per_row if node else self.per_row + bid.entry_seconds
 
+    def gains(self, bids: Sequence[Bid], counts: Sequence[int], num_nodes: int) -> tuple[float, ...]:
+        """What the first nodes of each bid save, in seconds of a step.
+
+        Args:
+            bids: One per request, of trees that are there already.
+            counts: How many of each one's nodes are checked,
+            num_nodes: and of the whole step; each costs the same part of what all of them add.
+
+        Returns:
+            Nothing where what they may take is limited: that says little of other steps.
+        """
+        if math.isfinite(self.most):
+            return ()
+        per_node = self.rise[num_nodes] / num_nodes if num_nodes else 0.0
+        share = self.seconds / self.requests
+        return tuple(
+            share * math.log1p(sum(bid.values[:count])) - per_node * count if count else 0.0
+            for bid, count in zip(bids, counts, strict=True)
+        )
+
     def speed(self, gained: float, num_drafting: int, depth: int) -> float:
         """The speed if so many requests draft chains of so many levels, which bring each so many tokens."""
         num_nodes = num_drafting * depth

@@ -88,6 +88,10 @@ class AutoPlanner:
         floor = self._floor_of(plain)
         return MeasuredFloor(floor) if floor < 1.0 and plain.affords_one() else None
 
+    def listens(self, request_id: str) -> bool:
+        """See Planner."""
+        return self._known.lookups.are_over(request_id, self._known.step)
+
     def asks(self, method: int, load: Load) -> bool:
         """See Planner. Deciding takes time as well, and what did not pay a step ago hardly does now."""
         if load.shape.reads_prompts:
@@ -132,7 +136,9 @@ class AutoPlanner:
             self._note_rests(wishes, grants, load, outcome)
         elif not num_granted:
             outcome = PlanOutcome.WAITING
-        return Allotment(tuple(kept.values()), tuple(map(tuple, grants)), outcome, num_probes)
+        counts = tuple(kept.values())
+        gains = plain.gains(step.bids, counts, num_granted)
+        return Allotment(counts, tuple(map(tuple, grants)), outcome, num_probes, gains)
 
     def follows_prompts(self, method: int) -> bool:
         """See Planner. Where drafts do not pay whatever they are worth, their caches catch up later."""
@@ -155,11 +161,14 @@ class AutoPlanner:
     def _cut(self, load: Load, offers: Sequence[Offer], num_methods: int) -> Allotment:
         """What is kept of the offers, where nobody is asked for more."""
         counts: tuple[int, ...] = ()
+        gains: tuple[float, ...] = ()
         if offers:
             plain = self._prospects.plain(load, sum(len(offer.probabilities) for offer in offers))
-            counts = admit([self._bid(offer) for offer in offers], plain).counts
+            bids = [self._bid(offer) for offer in offers]
+            counts = admit(bids, plain).counts
+            gains = plain.gains(bids, counts, sum(counts))
         outcome = PlanOutcome.SPECULATED if any(counts) else self._outcome_unasked(load, offers)
-        return Allotment(counts, ((),) * num_methods, outcome)
+        return Allotment(counts, ((),) * num_methods, outcome, gains=gains)
 
     def _bid(self, offer: Offer) -> Bid:
         values = self._known.methods[offer.method].calibration.corrected(offer.probabilities)
@@ -277,7 +286,8 @@ class AutoPlanner:
             return PlanOutcome.WAITING
         if self._floor > OPTIMISTIC[-1]:
             return PlanOutcome.LOAD
-        return self._rests.outcome or (PlanOutcome.ACCEPTANCE if offers else PlanOutcome.NO_DRAFT)
+        resting = self._rests.outcome(self._known.step, load.decoding.requests)
+        return resting or (PlanOutcome.ACCEPTANCE if offers else PlanOutcome.NO_DRAFT)
 
     def _outcome(self, num_granted: int, num_probes: int, wishes: Sequence[Sequence[Wish]]) -> PlanOutcome:
         if num_granted:

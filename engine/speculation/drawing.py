@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.acceptance import proposal_for
+from engine.sampling.device_rows import DeviceRows
 from engine.sampling.logits import RowOperators, chunks
 from engine.sampling.noise import NoiseKey, Stream, gumbel_noise, noise_starts, uniform_rows
+from engine.sampling.uploading import upload
 from engine.sampling_params import SamplingParams
 from engine.speculation.draft_ids import DraftIds
 from engine.token_tree import Proposal
@@ -85,6 +87,7 @@ def draw_children(
     wishes: Sequence[RowWish],
     operators: RowOperators | None = None,
     ids: DraftIds | None = None,
+    far: DeviceRows | None = None,
 ) -> list[list[Child]]:
     """Draws the children of each row; fewer than wanted where no more tokens can be chosen.
 
@@ -97,21 +100,29 @@ def draw_children(
         wishes: One per row.
         operators: What to do it with; None takes plain torch.
         ids: What the entries of a row stand for; None where they are the target's ids.
+        far: What to do it with on a device that it takes long to hear from.
     """
     children: list[list[Child]] = []
     for chunk in chunks(range(len(wishes)), processed.shape[1]):
         part = slice(chunk[0], chunk[-1] + 1)
-        children += _draw(processed[part], wishes[part], operators, ids)
+        children += _draw(processed[part], wishes[part], operators, ids, far)
     return children
 
 
 def _draw(
-    rows: torch.Tensor, wishes: Sequence[RowWish], operators: RowOperators | None, ids: DraftIds | None
+    rows: torch.Tensor,
+    wishes: Sequence[RowWish],
+    operators: RowOperators | None,
+    ids: DraftIds | None,
+    far: DeviceRows | None,
 ) -> list[list[Child]]:
     width = max(wish.width for wish in wishes)
     totals = None
     to_target = None if ids is None else ids.to_target
-    if operators is not None and all(wish.key and not wish.needs_probabilities for wish in wishes):
+    if far is not None:
+        ranking = far.rank(rows, [wish.key for wish in wishes], width, ids)
+        highest, scored, totals, to_target = ranking.tokens, ranking.scores, ranking.totals, None
+    elif operators is not None and all(wish.key and not wish.needs_probabilities for wish in wishes):
         starts = noise_starts([wish.key for wish in wishes if wish.key is not None], rows.device)
         highest, scored = operators.top_rows(rows, starts, width, to_target)
     else:
@@ -161,9 +172,9 @@ def _scores(rows: torch.Tensor, keys: Sequence[NoiseKey | None], ids: DraftIds |
     if ids is not None:
         noise = noise[:, ids.to_target]
     scores = rows.to(torch.float64)
-    index = torch.tensor(places, dtype=torch.int64, device=rows.device)
+    index = upload(places, torch.int64, rows.device)
     which = [distinct[key] for key in keys if key is not None]
-    return scores.index_add_(0, index, noise[torch.tensor(which, dtype=torch.int64, device=rows.device)])
+    return scores.index_add_(0, index, noise[upload(which, torch.int64, rows.device)])
 
 
 def _highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

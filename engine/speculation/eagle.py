@@ -6,6 +6,7 @@ import torch
 
 from engine.model.hidden_states import HiddenSelection
 from engine.model.input_batch import SequenceSlice
+from engine.sampling.uploading import upload
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
 from engine.speculation.chain import ChainWish
 from engine.speculation.draft_cache import Motion, plan_motions
@@ -179,7 +180,7 @@ class _CarriedStates:
             for tree, piece in pieces
             for parent in piece.tree.parents[piece.num_cached_nodes :]
         ]
-        return self._rows[torch.tensor(index, dtype=torch.int64, device=self._rows.device)]
+        return self._rows[upload(index, torch.int64, self._rows.device)]
 
     def add(self, pieces: Sequence[tuple[GrowingTree, SequenceSlice]], rows: torch.Tensor) -> None:
         """Enters the rows of a pass."""

@@ -17,11 +17,14 @@ from engine.drafting_config import ModelSection
 from engine.errors import StartupError
 from engine.head_config import EagleSpeculation, MedusaSpeculation
 from engine.model.attention.choice import choose_backend
+from engine.model.attention.interface import AttentionBackend
 from engine.model.cache_type import choose_cache_type
 from engine.model.kv_cache import PagedKVCache
 from engine.model.loader import LoadedModel, load_causal_lm
 from engine.model.model_runner import ModelRunner
+from engine.model.row_graphs import RowGraphs
 from engine.model.vocabulary import check_same_vocabulary
+from engine.sampling.device_rows import DeviceRows
 from engine.speculation.base import Speculator
 from engine.speculation.chain_growth import ChainGardener
 from engine.speculation.continuation import GrowthRules
@@ -29,7 +32,7 @@ from engine.speculation.draft_model import DraftLimits, DraftModelSpeculator
 from engine.speculation.draft_vocabulary import choose_vocabulary
 from engine.speculation.drawing import DrawingStyle
 from engine.speculation.eagle import EagleSpeculator
-from engine.speculation.growing import TreeGrower
+from engine.speculation.growing import DRAWING_LIMITS, TreeGrower
 from engine.speculation.growth import (
     DynamicGardener,
     Gardener,
@@ -44,6 +47,7 @@ from engine.speculation.head_stack import stack_head
 from engine.speculation.heads.medusa_tree import shape_of
 from engine.speculation.loaded_head import LoadedEagle, LoadedHead, LoadedMedusa, load_head
 from engine.speculation.medusa import MedusaSpeculator
+from engine.speculation.medusa_runner import MedusaRunner
 from engine.speculation.ngram import NgramSpeculator
 from engine.speculation.rank_rates import RankRates
 from engine.speculation.several import SeveralSpeculators
@@ -148,11 +152,10 @@ def build_speculator(
             return speculators[0] if len(speculators) == 1 else SeveralSpeculators(speculators)
         case EagleSpeculation() as eagle:
             [head] = [draft for draft in drafts if isinstance(draft, LoadedEagle)]
-            grower = _grower(eagle, target, _gardener(eagle.tree))
-            return _eagle_speculator(head, config, target, num_blocks, grower)
+            return _eagle_speculator(head, eagle, config, target, num_blocks)
         case MedusaSpeculation() as medusa:
             [heads] = [draft for draft in drafts if isinstance(draft, LoadedMedusa)]
-            return _medusa_speculator(heads, medusa, target)
+            return _medusa_speculator(heads, medusa, config.model, target)
 
 
 def _draft_with(
@@ -168,13 +171,17 @@ def _draft_with(
     return DraftModelSpeculator(
         runner,
         DraftLimits(draft.max_model_len, config.scheduler.max_num_batched_tokens),
-        _grower(speculation, target, _gardener(speculation.tree)),
+        _grower(speculation, target, _gardener(speculation.tree), backend),
         choose_vocabulary(speculation.draft_vocab_size, runner, ends, target.eos_token_ids),
     )
 
 
 def _eagle_speculator(
-    loaded: LoadedEagle, config: EngineConfig, target: LoadedModel, num_blocks: int, grower: TreeGrower
+    loaded: LoadedEagle,
+    speculation: EagleSpeculation,
+    config: EngineConfig,
+    target: LoadedModel,
+    num_blocks: int,
 ) -> EagleSpeculator:
     block_size = config.cache.block_size
     dtype = choose_cache_type(config.cache.kv_cache_dtype, target)
@@ -188,12 +195,12 @@ def _eagle_speculator(
         loaded.hidden_states,
         BoundaryFeatures(num_blocks, block_size, feature),
         config.scheduler.max_num_batched_tokens,
-        grower,
+        _grower(speculation, target, _gardener(speculation.tree), backend),
     )
 
 
 def _medusa_speculator(
-    loaded: LoadedMedusa, speculation: MedusaSpeculation, target: LoadedModel
+    loaded: LoadedMedusa, speculation: MedusaSpeculation, model: ModelConfig, target: LoadedModel
 ) -> MedusaSpeculator:
     num_heads, choices = loaded.heads.config.num_heads, loaded.heads.config.choices
     gardener = _gardener(speculation.tree, lambda: HeadRates(num_heads))
@@ -204,16 +211,26 @@ def _medusa_speculator(
             )
         gardener = StaticGardener(shape_of(choices))
     ends = TargetEnds(target.module, target.vocab_size)
-    return MedusaSpeculator(loaded.heads, ends, _grower(speculation, target, gardener))
+    backend = choose_backend(target.operators, target.device, records=not model.enforce_eager)
+    recorded = backend.recorded
+    runner = MedusaRunner(loaded.heads, ends, None if recorded is None else recorded.recorder)
+    return MedusaSpeculator(runner, _grower(speculation, target, gardener, backend))
 
 
-def _grower(speculation: ModelSection, target: LoadedModel, gardener: Gardener) -> TreeGrower:
+def _grower(
+    speculation: ModelSection, target: LoadedModel, gardener: Gardener, backend: AttentionBackend
+) -> TreeGrower:
+    """Draws where the rows are; what records the passes that give them records that too."""
     style = DrawingStyle(
         couples=speculation.draft_sampling == "coupled",
         with_replacement=speculation.sibling_sampling == "with_replacement",
         branches=speculation.tree_branches,
     )
-    return TreeGrower(gardener, style, target.eos_token_ids, target.operators)
+    far = None
+    if target.device.type != "cpu":
+        recorded = backend.recorded
+        far = DeviceRows(None if recorded is None else RowGraphs(recorded.recorder, *DRAWING_LIMITS))
+    return TreeGrower(gardener, style, target.eos_token_ids, target.operators, far)
 
 
 def _gardener(

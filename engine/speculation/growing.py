@@ -6,14 +6,20 @@ from dataclasses import replace
 import torch
 
 from engine.model.input_batch import SequenceSlice
+from engine.model.static_batch import LARGEST
+from engine.sampling.device_rows import DeviceRows
 from engine.sampling.logits import RowOperators, process_logits
+from engine.sampling.row_group import RowGroup
 from engine.speculation.base import DraftRequest
 from engine.speculation.draft_ids import DraftIds
-from engine.speculation.drawing import DrawingStyle, draw_children
+from engine.speculation.drawing import Child, DrawingStyle, RowWish, draw_children
 from engine.speculation.growing_tree import GrowingTree
 from engine.speculation.growth import Gardener
 from engine.speculation.tree_shape import TreeShape
 from engine.token_tree import MAX_NODES, TokenTree
+
+DRAWING_LIMITS = LARGEST.num_sequences, 18
+"""Rows that recorded draws take, and recordings of such draws: options and two widths, of all sizes."""
 
 
 class TreeGrower:
@@ -24,6 +30,7 @@ class TreeGrower:
         style: How their tokens are drawn.
         eos_token_ids: The target's EOS ids; no node hangs off one of them.
         operators: What rows of logits are processed with; None is plain torch.
+        far: What does it instead, on a device that it takes long to hear from.
     """
 
     def __init__(
@@ -32,11 +39,13 @@ class TreeGrower:
         style: DrawingStyle,
         eos_token_ids: frozenset[int],
         operators: RowOperators | None = None,
+        far: DeviceRows | None = None,
     ) -> None:
         self._gardener = gardener
         self._style = style
         self._eos_token_ids = eos_token_ids
         self._operators = operators
+        self._far = far
 
     @property
     def branches(self) -> bool:
@@ -82,8 +91,7 @@ class TreeGrower:
     def _draw(self, trees: Sequence[GrowingTree], logits: torch.Tensor, ids: DraftIds | None) -> None:
         groups = [tree.row_group() for tree in trees]
         wishes = [wish for tree, group in zip(trees, groups, strict=True) for wish in tree.wishes(group)]
-        rows = process_logits(logits, groups, self._operators)
-        children = iter(draw_children(rows, wishes, self._operators, ids))
+        children = iter(self._children(logits, groups, wishes, ids))
         for tree, group in zip(trees, groups, strict=True):
             tree.add([next(children) for _ in group.paths])
 
@@ -106,10 +114,23 @@ class TreeGrower:
         every = [tree.wishes(tree.row_group()) for tree in trees]
         groups = [replace(group, paths=group.paths[:1]) for group in (tree.row_group() for tree in trees)]
         widest = [replace(wishes[0], width=max(wish.width for wish in wishes)) for wishes in every]
-        rows = process_logits(logits, groups, self._operators)
-        drawn = draw_children(rows, widest, self._operators, ids)
+        drawn = self._children(logits, groups, widest, ids)
         for tree, wishes, children in zip(trees, every, drawn, strict=True):
             tree.add([children[: wish.width] for wish in wishes])
+
+    def _children(
+        self,
+        logits: torch.Tensor,
+        groups: Sequence[RowGroup],
+        wishes: Sequence[RowWish],
+        ids: DraftIds | None,
+    ) -> list[list[Child]]:
+        """The children of each row."""
+        if self._far is None:
+            rows = process_logits(logits, groups, self._operators)
+        else:
+            rows = self._far.process(logits, groups)
+        return draw_children(rows, wishes, self._operators, ids, self._far)
 
 
 def _by_ids(

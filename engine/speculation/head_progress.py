@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from engine.sampling.uploading import upload
 from engine.speculation.base import DraftRequest, FeatureRows
 from engine.speculation.draft_cache import Motion
 from engine.token_tree import EMPTY_TREE, TokenTree
@@ -115,7 +116,7 @@ class BoundaryFeatures:
                 blocks.append(request.block_table[position // size])
                 rows.append(features.rows[position - features.start])
         if blocks:
-            index = torch.tensor(blocks, dtype=torch.int64, device=self._rows.device)
+            index = upload(blocks, torch.int64, self._rows.device)
             self._rows.index_copy_(0, index, torch.stack(rows))
 
     def behind(self, request: DraftRequest) -> torch.Tensor | None:

@@ -7,6 +7,7 @@ from engine.planning import MethodReport, RequestReport
 from engine.speculation.acceptance_book import AcceptanceBook
 from engine.speculation.calibration_book import CalibrationBook
 from engine.speculation.linear_fit import LinearFit
+from engine.speculation.resting import LookupRests
 from engine.speculation.step_cost import CostModel, StepShape
 from engine.speculation.tree_shape import TreeShape
 from engine.token_tree import TokenTree
@@ -47,6 +48,7 @@ class Measurements:
     def __init__(self, methods: Sequence[MethodMeasurements]) -> None:
         self.methods = tuple(methods)
         self.cost = CostModel()
+        self.lookups = LookupRests()
         self.step = 0
         """Number of the step."""
 
@@ -85,6 +87,7 @@ class Measurements:
         """Drops a request that ended."""
         for known in self.methods:
             known.book.forget(request_id)
+        self.lookups.forget(request_id)
 
     def method_reports(self) -> tuple[MethodReport, ...]:
         """The methods for a report."""

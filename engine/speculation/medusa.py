@@ -3,11 +3,11 @@
 import torch
 
 from engine.model.hidden_states import HiddenSelection
+from engine.sampling.uploading import upload
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
 from engine.speculation.growing import TreeGrower
 from engine.speculation.growing_tree import GrowingTree
-from engine.speculation.heads.medusa import MedusaHeads
-from engine.speculation.target_ends import TargetEnds
+from engine.speculation.medusa_runner import MedusaRunner
 from engine.token_tree import EMPTY_TREE, TokenTree
 
 
@@ -24,14 +24,12 @@ class MedusaSpeculator:
     likeliest to be right.
 
     Args:
-        heads: In evaluation mode, on the target's device.
-        ends: The target's output layer and ids.
+        runner: The heads.
         grower: Which trees it grows, and how their tokens are drawn.
     """
 
-    def __init__(self, heads: MedusaHeads, ends: TargetEnds, grower: TreeGrower) -> None:
-        self._heads = heads
-        self._ends = ends
+    def __init__(self, runner: MedusaRunner, grower: TreeGrower) -> None:
+        self._runner = runner
         self._grower = grower
         self._proposed: dict[str, tuple[TokenTree, int]] = {}
         self._requirements = Requirements(
@@ -56,7 +54,7 @@ class MedusaSpeculator:
             features = request.features
             if request.budget and features is not None and features.end == len(request.token_ids) - 1:
                 states.append(features.rows[-1])
-                trees.append(self._grower.start(request, self._heads.config.num_heads))
+                trees.append(self._grower.start(request, self._runner.num_heads))
         if trees:
             self._grow(trees, torch.stack(states))
         drafts = {tree.request.request_id: tree.tree() for tree in trees}
@@ -87,12 +85,11 @@ class MedusaSpeculator:
             trees: Trees without nodes.
             states: [len(trees), hidden_size].
         """
-        ids = self._ends.ids(self._heads.draft_to_target)
-        logits = self._ends.cut(self._heads(states, self._ends.score), ids)
+        logits = self._runner.forward(states)
         growing = list(range(len(trees)))
         for level in logits:  # [len(trees), rows of a head]
-            index = torch.tensor(growing, dtype=torch.int64, device=level.device)
-            self._grower.draw_alike([trees[place] for place in growing], level[index], ids)
+            index = upload(growing, torch.int64, level.device)
+            self._grower.draw_alike([trees[place] for place in growing], level[index], self._runner.ids)
             growing = [place for place in growing if trees[place].num_pending]
             for place in growing:
                 trees[place].take(trees[place].num_pending)

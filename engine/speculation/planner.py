@@ -93,12 +93,15 @@ class Allotment:
         grants: Per method, who drafts.
         outcome: Why so little, if nothing was granted.
         num_probes: Trials among the grants.
+        gains: Per offer the seconds that its nodes are expected to save all requests together; empty where
+            nobody reckons.
     """
 
     kept: tuple[int, ...]
     grants: tuple[tuple[Grant, ...], ...]
     outcome: PlanOutcome
     num_probes: int = 0
+    gains: tuple[float, ...] = ()
 
 
 class Planner(Protocol):
@@ -110,6 +113,9 @@ class Planner(Protocol):
 
     def price(self, load: Load) -> RowPrice | None:
         """What a row costs, for methods that estimate their own nodes; None where they need not be asked."""
+
+    def listens(self, request_id: str) -> bool:
+        """Whether methods that estimate are to be asked for a request in this step."""
 
     def asks(self, method: int, load: Load) -> bool:
         """Whether a method that does not estimate is to say in this step who could draft with it."""
@@ -141,6 +147,10 @@ class FixedPlanner:
     def price(self, load: Load) -> RowPrice | None:
         """See Planner."""
         return EqualShares(load.num_running)
+
+    def listens(self, request_id: str) -> bool:
+        """See Planner."""
+        return True
 
     def asks(self, method: int, load: Load) -> bool:
         """See Planner."""

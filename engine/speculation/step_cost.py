@@ -4,12 +4,16 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import median
 
 from engine.speculation.linear_fit import LinearFit
 from engine.speculation.row_curve import RowCurve
+from engine.speculation.steepness import Steepness
 
 # Steps whose median says how fast the machine is at the moment.
 _RECENT = 9
+# So many plain ones among them are enough.
+_ENOUGH = 3
 # Steps whose host work is entered one by one, and then of so many one: they are much alike.
 _FIRST, _EVERY = 64, 4
 # One step's deviation that a row count's own entry may be moved by.
@@ -36,6 +40,11 @@ class StepShape:
     row_context: int
     reads_prompts: bool = False
 
+    @property
+    def plain(self) -> "StepShape":
+        """The same without drafts; for a step that reads no prompts."""
+        return StepShape(self.requests, self.requests, self.context, self.context)
+
 
 class CostModel:
     """Seconds of a step: forward by a curve over rows and a share per context token, and the host's work.
@@ -47,10 +56,12 @@ class CostModel:
         self._curve = RowCurve()
         self._per_context = 0.0
         self._per_row_context = 0.0
-        # Of recent steps what they took over what the curve says, and their rows.
+        # Of recent steps what they took over what the curve says, their rows, and which of those are drafts.
         self._ratios: deque[float] = deque(maxlen=_RECENT)
         self._rows: deque[int] = deque(maxlen=_RECENT)
+        self._drafts: deque[int] = deque(maxlen=_RECENT)
         self._speed = 1.0
+        self._steepness = Steepness()
         self._num_steps = 0
         self._host = LinearFit((0.02, 0.005), (1.0, 4.0))
         self._host_costs = (0.0, 0.0)
@@ -68,6 +79,7 @@ class CostModel:
         self._per_context, self._per_row_context = per_context, per_row_context
         self._ratios.extend([1.0] * 3)
         self._rows.extend([0] * 3)
+        self._drafts.extend([0] * 3)
         self._speed = 1.0
         self._host_costs = (0.0, 0.0)
         self.is_measured = True
@@ -79,7 +91,10 @@ class CostModel:
 
     def forward(self, shape: StepShape) -> float:
         """Seconds of the target's pass."""
-        return self._speed * self._at_rest(shape)
+        at_rest = self._at_rest(shape)
+        if shape.rows > shape.requests and not shape.reads_prompts:
+            at_rest += (self._steepness.value - 1.0) * (at_rest - self._at_rest(shape.plain))
+        return self._speed * at_rest
 
     def step(self, shape: StepShape) -> float:
         """Seconds of a step, drafting left out."""
@@ -90,7 +105,7 @@ class CostModel:
         """Seconds that 0, 1, ... `count` more rows add to a pass; never falling."""
         per_row = self._per_row_context * shape.context / max(shape.requests, 1)
         values = list(accumulate(self._curve.run(shape.rows, count), max))
-        first, speed = values[0], self._speed
+        first, speed = values[0], self._speed * self._steepness.value
         if not per_row:
             return [speed * (value - first) for value in values]
         return [speed * (value - first + number * per_row) for number, value in enumerate(values)]
@@ -102,14 +117,16 @@ class CostModel:
             What would have been said of it; None before anything was known.
         """
         expected = self._at_rest(shape)
-        per_step, per_request = self._host_costs
-        said = self._speed * expected + per_step + per_request * shape.requests if self.is_measured else None
+        said = self.step(shape) if self.is_measured else None
+        if not shape.reads_prompts:
+            expected = self._observe_drafts(shape, expected, forward_seconds + host_seconds)
         if not shape.reads_prompts:
             self._ratios.append(forward_seconds / expected)
             self._rows.append(shape.rows)
-            ordered = sorted(self._ratios)
-            middle = len(ordered) // 2
-            self._speed = (ordered[middle] + ordered[~middle]) / 2
+            self._drafts.append(shape.rows - shape.requests)
+            plain = [ratio for ratio, drafts in zip(self._ratios, self._drafts, strict=True) if not drafts]
+            # What drafts cost is told from plain steps.
+            self._speed = median(plain if len(plain) >= _ENOUGH else self._ratios)
             self.is_measured = True
             self._observe_host(shape, host_seconds)
         # Of a size that most recent steps had, nobody can say whether it or the machine has become slower.
@@ -118,6 +135,13 @@ class CostModel:
             ratio = forward_seconds / (self._speed * expected)
             self._curve.observe(shape.rows, min(max(ratio, _LEAST), _MOST))
         return said
+
+    def _observe_drafts(self, shape: StepShape, expected: float, seconds: float) -> float:
+        """Learns what drafts added to a step; returns what was expected of its pass, at rest."""
+        rise = expected - self._at_rest(shape.plain)
+        expected += (self._steepness.value - 1.0) * rise
+        self._steepness.observe(self._speed * rise, seconds - self.step(shape.plain), self.unit)
+        return expected
 
     def _observe_host(self, shape: StepShape, seconds: float) -> None:
         self._num_steps += 1

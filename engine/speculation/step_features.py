@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.core.scheduler import ScheduledRequest
+from engine.sampling.uploading import upload
 from engine.speculation.base import FeatureRows
 
 _COPIED_WHOLE = 64
@@ -67,7 +68,7 @@ class StepFeatures:
             rows = self._rows[begin : end + len(accepted)]
         else:
             places = [*range(begin, end), *(end - 1 + node for node in accepted)]
-            rows = self._rows[torch.tensor(places, dtype=torch.int64, device=self._rows.device)]
+            rows = self._rows[upload(places, torch.int64, self._rows.device)]
         if self.keeps and not self._is_shared:
             rows = rows.clone()
         name = request.request_id

@@ -6,16 +6,20 @@ Two kinds of files have them: *generations* (`id`, `prompt_token_ids`, `output_t
 
 import hashlib
 import json
+import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.errors import StartupError
 from engine.tokenizer import Tokenizer
 
 GENERATIONS_FORMAT = "an object per line with `id`, `prompt_token_ids` and `output_token_ids`"
 TEXTS_FORMAT = "an object per line with `messages` (a conversation) or `text`"
+
+Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,30 @@ def make_row(token_ids: Sequence[int], answers: Sequence[Span]) -> Row:
     return Row(key, tuple(token_ids[: answers[0].begin]), tuple(token_ids), tuple(answers))
 
 
-def read_generations(path: Path, vocab_size: int) -> Iterator[Row]:
+def check_generations(path: Path) -> int:
+    """Looks through a file of generations before there is a model; returns how many it has.
+
+    Raises:
+        StartupError: The file cannot be read, or a line is no generation; names the line.
+    """
+    return sum(1 for _ in read_generations(path))
+
+
+def check_texts(path: Path) -> int:
+    """Looks through a file of texts before there is a tokenizer; returns how many it has.
+
+    Raises:
+        StartupError: The file cannot be read, or a line is no text; names the line.
+    """
+    return sum(1 for _ in _texts(path))
+
+
+def read_generations(path: Path, vocab_size: int | None = None) -> Iterator[Row]:
     """The rows of a file of generations; a last line that is still being written is left out.
+
+    Args:
+        path: The file.
+        vocab_size: Ids of the model are below it; None if that is not known yet.
 
     Raises:
         StartupError: The file cannot be read, or a line is no generation; names the line.
@@ -64,9 +90,10 @@ def read_generations(path: Path, vocab_size: int) -> Iterator[Row]:
         prompt = _ids(row.get("prompt_token_ids"), vocab_size)
         output = _ids(row.get("output_token_ids"), vocab_size)
         if prompt is None or output is None or not prompt:
+            below = "" if vocab_size is None else f" below {vocab_size}"
             raise StartupError(
                 f"{path}, {place}: not a generation of this model; a file of generations has "
-                f"{GENERATIONS_FORMAT}, lists of ids below {vocab_size}"
+                f"{GENERATIONS_FORMAT}, lists of ids{below}"
             )
         if output:
             yield make_row(prompt + output, [Span(len(prompt), len(prompt) + len(output))])
@@ -80,15 +107,12 @@ def read_texts(path: Path, tokenizer: Tokenizer) -> Iterator[Row]:
     Raises:
         StartupError: The file cannot be read, or a line is no text; names the line.
     """
-    for place, row in _read(path, TEXTS_FORMAT):
-        messages, text = row.get("messages"), row.get("text")
-        if isinstance(text, str):
-            ids = tokenizer.encode(text)
+    for content in _texts(path):
+        if isinstance(content, str):
+            ids = tokenizer.encode(content)
             spans = [Span(1, len(ids))] if len(ids) > 1 else []
-        elif _is_conversation(messages):
-            ids, spans = _conversation(messages, tokenizer)
         else:
-            raise StartupError(f"{path}, {place}: not a text; a file of texts has {TEXTS_FORMAT}")
+            ids, spans = _conversation(content, tokenizer)
         if spans:
             yield make_row(ids, spans)
 
@@ -131,24 +155,36 @@ def _read(path: Path, wanted: str) -> Iterator[tuple[str, Mapping[str, object]]]
         yield f"line {number}", row
 
 
-def _ids(value: object, vocab_size: int) -> list[int] | None:
+def _texts(path: Path) -> Iterator[str | list[Message]]:
+    """Texts and conversations."""
+    for place, row in _read(path, TEXTS_FORMAT):
+        messages, text = row.get("messages"), row.get("text")
+        if isinstance(text, str):
+            yield text
+        elif (conversation := _messages(messages)) is not None:
+            yield conversation
+        else:
+            raise StartupError(f"{path}, {place}: not a text; a file of texts has {TEXTS_FORMAT}")
+
+
+def _ids(value: object, vocab_size: int | None) -> list[int] | None:
     """A list of token ids, or None if it is none."""
     if not isinstance(value, list):
         return None
-    return value if all(type(item) is int and 0 <= item < vocab_size for item in value) else None
+    end = math.inf if vocab_size is None else vocab_size
+    return value if all(type(item) is int and 0 <= item < end for item in value) else None
 
 
-def _is_conversation(messages: object) -> bool:
-    return (
-        isinstance(messages, list)
-        and bool(messages)
-        and all(isinstance(item, dict) and isinstance(item.get("content"), str) for item in messages)
-    )
+def _messages(value: object) -> list[Message] | None:
+    """A conversation, or None if it is none."""
+    if not isinstance(value, list) or not value:
+        return None
+    are_messages = all(isinstance(item, dict) and isinstance(item.get("content"), str) for item in value)
+    return value if are_messages else None
 
 
-def _conversation(messages: object, tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:
+def _conversation(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:
     """The tokens of a conversation, turn by turn, and where the assistant speaks."""
-    assert isinstance(messages, list)
     ids: list[int] = []
     spans: list[Span] = []
     for place, message in enumerate(messages):

@@ -1,11 +1,14 @@
 """What `outrider train-head` is told."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import ModelConfig
 from engine.errors import StartupError
 from engine.training.building import Method
+from engine.training.prompts import read_prompts
+from engine.training.rows import check_generations, check_texts
 from engine.training.schedule import Schedule
 
 
@@ -70,7 +73,8 @@ class TrainSettings:
         """Says before the work what cannot be done.
 
         Raises:
-            StartupError: There is nothing to train on, or no end, or a folder cannot be written.
+            StartupError: There is nothing to train on, a line of a file is not what it should be, the
+                training has no end, or a folder cannot be written to.
         """
         sources = self.sources
         if not (sources.prompts or sources.generations or sources.texts):
@@ -85,3 +89,12 @@ class TrainSettings:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StartupError(f"cannot make the folder {folder}: {error}") from error
+            if not os.access(folder, os.W_OK):
+                raise StartupError(f"cannot write to the folder {folder}: change its rights, or give another")
+        num_rows = (
+            len(read_prompts(sources.prompts))
+            + sum(map(check_generations, sources.generations))
+            + sum(map(check_texts, sources.texts))
+        )
+        if not num_rows:
+            raise StartupError("there is nothing to train on: the files are empty")

@@ -33,6 +33,8 @@ Speed-ups are the geometric mean over the prompts of such neighbours' ratios, wi
 above 1 speculation, or the server of --url, is faster. The interval takes prompts for independent of each
 other, which prompts asked at once are not: it is best with --concurrency 1 and many prompts. Where two greedy
 texts differ, the lead of the better of the two tokens is looked up: a near-tie, or a fault."""
+_DRAFTED_FROM = ("prediction", "response_format", "structured_outputs", "tools")
+"""Keys of a request that make drafts without a method: its prediction, and what a grammar forces."""
 LOCAL_ONLY = "is a setting of the server that the benchmark starts, and --url names one that runs"
 
 
@@ -78,6 +80,23 @@ class Plan:
     def compares(self) -> bool:
         """Whether every prompt is asked in two ways."""
         return self.paired or self.against is not None
+
+
+def check_speculates(plan: Plan, num_draft_tokens: int) -> None:
+    """Refuses to compare plain decoding with itself.
+
+    Args:
+        plan: What the server that the benchmark starts is to be asked.
+        num_draft_tokens: Tokens that its method drafts per step.
+
+    Raises:
+        ConfigError: Neither the method nor the requests draft anything.
+    """
+    if plan.paired and not num_draft_tokens and not plan.wishes.extra.keys() & {*_DRAFTED_FROM}:
+        raise ConfigError(
+            "--paired compares speculation with plain decoding, and with speculation none both are plain: "
+            "choose a method (--speculation ngram, --draft-model, --head), or leave --paired out"
+        )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -150,6 +169,12 @@ def read_plan(args: argparse.Namespace) -> Plan:
         raise ConfigError("--paired and --against both name what to compare with: give one of them")
     if args.rate and (args.paired or args.against):
         raise ConfigError("a paired run takes --concurrency, not --rate: it has to keep neighbours together")
+    wish = args.extra.get("speculation")
+    if args.paired and isinstance(wish, dict) and wish.get("enabled") is False:
+        raise ConfigError(
+            '--extra: {"speculation": {"enabled": false}} makes all requests plain, and --paired compares '
+            "speculation with that: leave one of them out"
+        )
     for flag, url in (("--url", args.url), ("--against", args.against)):
         if url is not None and not url.startswith(("http://", "https://")):
             raise ConfigError(f"{flag}: {url} must start with http:// or https://")

@@ -79,9 +79,16 @@ def _comparison(compared: Compared, candidate: str, baseline: str) -> Iterator[s
     )
     yield from _losses(summary.losses, total)
     yield from _differences(compared.divergences, total)
-    drafted = summary.baseline.acceptance
-    if baseline == "plain" and drafted is not None and drafted.drafted:
-        yield f"  NOTE: {drafted.drafted} tokens were drafted for plain answers: the server ignored the wish"
+    if baseline == "plain":
+        yield from _notes(summary.candidate.acceptance, summary.baseline.acceptance)
+
+
+def _notes(candidate: Acceptance | None, plain: Acceptance | None) -> Iterator[str]:
+    """What makes a comparison with plain decoding one of something else."""
+    if plain is not None and plain.drafted:
+        yield f"  NOTE: {plain.drafted} tokens were drafted for plain answers: the server ignored the wish"
+    if candidate is not None and not candidate.drafted:
+        yield "  NOTE: no token was drafted with speculation either: plain decoding was compared with itself"
 
 
 def _failures(label: str, summary: Summary) -> Iterator[str]:

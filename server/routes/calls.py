@@ -13,12 +13,11 @@ from server.protocol.base import SamplingRequest
 from server.routes.bodies import BodyReader, json_response, name_ignored
 from server.scopes import Scopes
 from server.services.admission import Admission
-from server.sse import EventStream
+from server.sse import AnyEvent, EventStream
 
 AnyCall = TypeVar("AnyCall", bound=SamplingRequest)
-AnyEvent = TypeVar("AnyEvent", bound=BaseModel | bytes)
 Asked = TypeVar("Asked", bound=SamplingRequest, contravariant=True)
-Told = TypeVar("Told", bound=BaseModel | bytes, covariant=True)
+Told = TypeVar("Told", covariant=True)
 
 
 class Generating(Protocol[Asked, Told]):

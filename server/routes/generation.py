@@ -1,6 +1,10 @@
 """The endpoints that generate text."""
 
+from collections.abc import AsyncGenerator, Sequence
+from typing import TypeVar
+
 from fastapi import APIRouter
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,7 +14,9 @@ from server.routes.bodies import ERROR_RESPONSES, body_schema, event_schema
 from server.routes.calls import Calls
 from server.services.chat import ChatService
 from server.services.completion import CompletionService
-from server.sse import EventStream
+from server.sse import EventStream, data_frame
+
+AnyChunk = TypeVar("AnyChunk", bound=BaseModel | bytes)
 
 COMPLETION_EXAMPLE: dict[str, object] = {"prompt": "The capital of France is", "max_tokens": 16}
 CHAT_EXAMPLE: dict[str, object] = {
@@ -32,7 +38,7 @@ def generation_router(completions: CompletionService, chat: ChatService, calls: 
     )
     async def create_completion(request: Request) -> Response:
         """Continue a text."""
-        return await calls.answer(request, CompletionRequest, completions, EventStream)
+        return await calls.answer(request, CompletionRequest, completions, _events)
 
     @router.post(
         "/v1/chat/completions",
@@ -42,9 +48,14 @@ def generation_router(completions: CompletionService, chat: ChatService, calls: 
     )
     async def create_chat_completion(request: Request) -> Response:
         """Continue a conversation."""
-        return await calls.answer(request, ChatCompletionRequest, chat, EventStream)
+        return await calls.answer(request, ChatCompletionRequest, chat, _events)
 
     return router
+
+
+def _events(batches: AsyncGenerator[Sequence[AnyChunk], None]) -> EventStream[AnyChunk]:
+    """Events without names."""
+    return EventStream(batches, data_frame)
 
 
 def _success(answer: type[object], chunk: str) -> dict[str, object]:

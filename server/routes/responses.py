@@ -10,10 +10,11 @@ from starlette.responses import Response
 from server.errors import ApiError
 from server.protocol.error import ErrorResponse
 from server.protocol.response import LOGPROBS, ResponseRequest
-from server.protocol.response_events import RESPONSE_EVENTS, AnyResponseEvent
+from server.protocol.response_events import RESPONSE_EVENTS
 from server.protocol.response_object import DeletedResponse, ResponseObject
 from server.routes.bodies import ERROR_RESPONSES, JSON_TYPE, body_schema, event_schema
 from server.routes.calls import Calls
+from server.services.item_writers import Told
 from server.services.responses import ResponseService
 from server.sse import EventStream, named_frame
 
@@ -69,7 +70,7 @@ def responses_router(responses: ResponseService, calls: Calls) -> APIRouter:
     return router
 
 
-def _named_events(batches: AsyncGenerator[Sequence[AnyResponseEvent], None]) -> EventStream[AnyResponseEvent]:
+def _named_events(batches: AsyncGenerator[Sequence[Told], None]) -> EventStream[Told]:
     """Events with names, the last of which says that it is the last."""
     return EventStream(batches, named_frame, end=b"")
 

@@ -25,6 +25,10 @@ from server.protocol.response_object import (
     ReasoningItem,
     ReasoningText,
 )
+from server.sse import TextEvent, TextEvents
+
+Told = AnyResponseEvent | TextEvent
+"""What tells of an item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,10 @@ class Place:
             part=part,
         )
 
+    def text(self, events: TextEvents, text: str) -> TextEvent:
+        """More of its text."""
+        return TextEvent(events, next(self.numbers), text)
+
 
 class MessageWriter:
     """Tells of a message."""
@@ -71,31 +79,24 @@ class MessageWriter:
         self._place = place
         self._texts: list[str] = []
         self._logprobs: list[ChatTokenLogprob] = []
+        self._deltas = TextEvents(self._delta)
 
-    def begin(self) -> list[AnyResponseEvent]:
+    def begin(self) -> list[Told]:
         """What comes first."""
         return [
             self._place.item("response.output_item.added", self._item("in_progress", [])),
             self._place.part("response.content_part.added", self._part("", [])),
         ]
 
-    def add(self, text: str, logprobs: Sequence[ChatTokenLogprob]) -> list[AnyResponseEvent]:
+    def add(self, text: str, logprobs: Sequence[ChatTokenLogprob]) -> list[Told]:
         """More of its text, and of its tokens."""
         self._texts.append(text)
         self._logprobs += logprobs
-        return [
-            TextDelta(
-                type="response.output_text.delta",
-                sequence_number=next(self._place.numbers),
-                item_id=self._place.item_id,
-                output_index=self._place.output_index,
-                content_index=0,
-                delta=text,
-                logprobs=list(logprobs),
-            )
-        ]
+        if logprobs:
+            return [self._delta(next(self._place.numbers), text, logprobs)]
+        return [self._place.text(self._deltas, text)]
 
-    def end(self, status: ItemStatus) -> list[AnyResponseEvent]:
+    def end(self, status: ItemStatus) -> list[Told]:
         """What comes last."""
         part = self._part("".join(self._texts), self._logprobs)
         done = TextDone(
@@ -117,6 +118,17 @@ class MessageWriter:
         """The message."""
         return self._item(status, [self._part("".join(self._texts), self._logprobs)])
 
+    def _delta(self, number: int, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> TextDelta:
+        return TextDelta(
+            type="response.output_text.delta",
+            sequence_number=number,
+            item_id=self._place.item_id,
+            output_index=self._place.output_index,
+            content_index=0,
+            delta=text,
+            logprobs=list(logprobs),
+        )
+
     def _item(self, status: ItemStatus, content: list[OutputText]) -> OutputMessage:
         return OutputMessage(
             type="message", id=self._place.item_id, status=status, role="assistant", content=content
@@ -132,29 +144,21 @@ class ReasoningWriter:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._texts: list[str] = []
+        self._deltas = TextEvents(self._delta)
 
-    def begin(self) -> list[AnyResponseEvent]:
+    def begin(self) -> list[Told]:
         """What comes first."""
         return [
             self._place.item("response.output_item.added", self._item("in_progress", [])),
             self._place.part("response.content_part.added", ReasoningText(type="reasoning_text", text="")),
         ]
 
-    def add(self, text: str) -> list[AnyResponseEvent]:
+    def add(self, text: str) -> list[Told]:
         """More of them."""
         self._texts.append(text)
-        return [
-            ReasoningDelta(
-                type="response.reasoning_text.delta",
-                sequence_number=next(self._place.numbers),
-                item_id=self._place.item_id,
-                output_index=self._place.output_index,
-                content_index=0,
-                delta=text,
-            )
-        ]
+        return [self._place.text(self._deltas, text)]
 
-    def end(self, status: ItemStatus) -> list[AnyResponseEvent]:
+    def end(self, status: ItemStatus) -> list[Told]:
         """What comes last."""
         part = ReasoningText(type="reasoning_text", text="".join(self._texts))
         done = ReasoningDone(
@@ -174,6 +178,16 @@ class ReasoningWriter:
     def whole(self, status: ItemStatus) -> OutputItem:
         """The thoughts."""
         return self._item(status, [ReasoningText(type="reasoning_text", text="".join(self._texts))])
+
+    def _delta(self, number: int, text: str) -> ReasoningDelta:
+        return ReasoningDelta(
+            type="response.reasoning_text.delta",
+            sequence_number=number,
+            item_id=self._place.item_id,
+            output_index=self._place.output_index,
+            content_index=0,
+            delta=text,
+        )
 
     def _item(self, status: ItemStatus, content: list[ReasoningText]) -> ReasoningItem:
         return ReasoningItem(
@@ -195,25 +209,18 @@ class CallWriter:
         self._call_id = call_id
         self._name = name
         self._texts: list[str] = []
+        self._deltas = TextEvents(self._delta)
 
-    def begin(self) -> list[AnyResponseEvent]:
+    def begin(self) -> list[Told]:
         """What comes first."""
         return [self._place.item("response.output_item.added", self._item("in_progress", ""))]
 
-    def add(self, text: str) -> list[AnyResponseEvent]:
+    def add(self, text: str) -> list[Told]:
         """More of its arguments."""
         self._texts.append(text)
-        return [
-            ArgumentsDelta(
-                type="response.function_call_arguments.delta",
-                sequence_number=next(self._place.numbers),
-                item_id=self._place.item_id,
-                output_index=self._place.output_index,
-                delta=text,
-            )
-        ]
+        return [self._place.text(self._deltas, text)]
 
-    def end(self, status: ItemStatus) -> list[AnyResponseEvent]:
+    def end(self, status: ItemStatus) -> list[Told]:
         """What comes last."""
         arguments = "".join(self._texts)
         done = ArgumentsDone(
@@ -229,6 +236,15 @@ class CallWriter:
     def whole(self, status: ItemStatus) -> OutputItem:
         """The call."""
         return self._item(status, "".join(self._texts))
+
+    def _delta(self, number: int, text: str) -> ArgumentsDelta:
+        return ArgumentsDelta(
+            type="response.function_call_arguments.delta",
+            sequence_number=number,
+            item_id=self._place.item_id,
+            output_index=self._place.output_index,
+            delta=text,
+        )
 
     def _item(self, status: ItemStatus, arguments: str) -> FunctionCallItem:
         return FunctionCallItem(

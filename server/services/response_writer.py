@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from server.protocol.chat import ChatTokenLogprob
-from server.protocol.response_events import AnyResponseEvent
 from server.protocol.response_object import ItemStatus, OutputItem
 from server.services.answer_reader import AnswerReader, Content, Piece, Thought
-from server.services.item_writers import CallWriter, ItemWriter, MessageWriter, Place, ReasoningWriter
+from server.services.item_writers import CallWriter, ItemWriter, MessageWriter, Place, ReasoningWriter, Told
 from server.services.reasoning import num_thought_tokens
 from server.tools.parser import CallDelta
 
@@ -43,14 +42,14 @@ class ResponseWriter:
         """Whether the answer began with thoughts."""
         return self._has_thoughts
 
-    def write(self, pieces: Sequence[Piece], logprobs: Sequence[ChatTokenLogprob]) -> list[AnyResponseEvent]:
+    def write(self, pieces: Sequence[Piece], logprobs: Sequence[ChatTokenLogprob]) -> list[Told]:
         """What an output adds: its pieces, and its tokens if they were asked for."""
         self._unplaced += logprobs
         return [event for piece in pieces for event in self._write(piece)]
 
-    def end(self, status: ItemStatus) -> list[AnyResponseEvent]:
+    def end(self, status: ItemStatus) -> list[Told]:
         """What ends the output, and how its last item is; an answer that says nothing is an empty message."""
-        events: list[AnyResponseEvent] = []
+        events: list[Told] = []
         if not self._has_spoken and (status == "completed" or not self._has_thoughts):
             events += self._write(Content(""))
         if self._unplaced and isinstance(self._open, MessageWriter):
@@ -58,7 +57,7 @@ class ResponseWriter:
         is_whole_call = isinstance(self._open, CallWriter) and not self._reader.is_in_call
         return events + self._close("completed" if is_whole_call else status)
 
-    def _write(self, piece: Piece) -> list[AnyResponseEvent]:
+    def _write(self, piece: Piece) -> list[Told]:
         match piece:
             case Thought(text):
                 return self._think(text)
@@ -67,8 +66,8 @@ class ResponseWriter:
             case CallDelta():
                 return self._call(piece)
 
-    def _think(self, text: str) -> list[AnyResponseEvent]:
-        events: list[AnyResponseEvent] = []
+    def _think(self, text: str) -> list[Told]:
+        events: list[Told] = []
         self._has_thoughts = True
         if not isinstance(self._open, ReasoningWriter):
             events = self._close("completed")
@@ -76,8 +75,8 @@ class ResponseWriter:
             events += self._open.begin()
         return events + self._open.add(text)
 
-    def _say(self, text: str) -> list[AnyResponseEvent]:
-        events: list[AnyResponseEvent] = []
+    def _say(self, text: str) -> list[Told]:
+        events: list[Told] = []
         self._has_spoken = True
         if not isinstance(self._open, MessageWriter):
             events = self._close("completed")
@@ -88,8 +87,8 @@ class ResponseWriter:
         logprobs = self._take_logprobs()
         return events + (self._open.add(text, logprobs) if text or logprobs else [])
 
-    def _call(self, piece: CallDelta) -> list[AnyResponseEvent]:
-        events: list[AnyResponseEvent] = []
+    def _call(self, piece: CallDelta) -> list[Told]:
+        events: list[Told] = []
         self._has_spoken = True
         if piece.name is not None:
             events = self._close("completed")
@@ -98,7 +97,7 @@ class ResponseWriter:
         assert isinstance(self._open, CallWriter), "arguments follow the name of their call"
         return events + (self._open.add(piece.arguments) if piece.arguments else [])
 
-    def _close(self, status: ItemStatus) -> list[AnyResponseEvent]:
+    def _close(self, status: ItemStatus) -> list[Told]:
         """Completes the item that is open."""
         if self._open is None:
             return []

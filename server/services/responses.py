@@ -12,11 +12,12 @@ from engine.outputs import FinishReason
 from server.errors import ApiError, as_api_error
 from server.protocol.chat import ChatCompletionRequest, ChatMessage
 from server.protocol.response import ResponseRequest
-from server.protocol.response_events import AnyResponseEvent, LifecycleEvent, LifecycleName
+from server.protocol.response_events import LifecycleEvent, LifecycleName
 from server.protocol.response_object import DeletedResponse, ResponseError, ResponseObject
 from server.services.answer_reader import AnswerReader
 from server.services.chat_prompt import ChatPrompter
 from server.services.generation import generate
+from server.services.item_writers import Told
 from server.services.ledger import Ledger
 from server.services.logprobs import chat_logprobs
 from server.services.models import ModelService
@@ -83,9 +84,7 @@ class ResponseService:
         assert isinstance(last, LifecycleEvent), "the last event has the response"
         return last.response
 
-    async def stream(
-        self, request: ResponseRequest, scope: str
-    ) -> AsyncGenerator[list[AnyResponseEvent], None]:
+    async def stream(self, request: ResponseRequest, scope: str) -> AsyncGenerator[list[Told], None]:
         """The events; an error before the first one can still be an HTTP status, a later one is an event."""
         turn = await self._begin(request, scope)
         has_begun = False
@@ -164,13 +163,13 @@ class ResponseService:
 
         return chat.model_copy(update={"messages": await shortened(chat.messages, fits)})
 
-    async def _events(self, turn: _Turn) -> AsyncGenerator[list[AnyResponseEvent], None]:
+    async def _events(self, turn: _Turn) -> AsyncGenerator[list[Told], None]:
         """The events of one answer; those of one list came together and are to be sent together."""
         writer = ResponseWriter(turn.reader, turn.response_id.removeprefix("resp_"), turn.numbers)
         ledger = Ledger([turn.reader.choice])
         token_ids: list[int] = []
         begun = turn.frame.response("in_progress")
-        events: list[AnyResponseEvent] = [
+        events: list[Told] = [
             _event(turn, "response.created", begun),
             _event(turn, "response.in_progress", begun),
         ]

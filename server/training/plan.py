@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,6 +237,20 @@ def _check(args: argparse.Namespace) -> None:
     for path in (*args.prompts, *args.generations, *args.text):
         if not path.is_file():
             raise ConfigError(f"there is no file {path}")
+        if not os.access(path, os.R_OK):
+            raise ConfigError(f"cannot read {path}: its rights do not allow it")
+    for flag, folder in (("--out", args.out), ("--work", args.work)):
+        if folder is not None:
+            _check_folder(flag, folder)
+
+
+def _check_folder(flag: str, folder: Path) -> None:
+    """What there is of a folder must be one, and let more be written into it."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{flag}: {folder} cannot be a folder: {there} is a file")
+    if not os.access(there, os.W_OK):
+        raise ConfigError(f"{flag}: cannot write to {there}: change its rights, or give another folder")
 
 
 def _fraction(text: str) -> float:

@@ -15,7 +15,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import cast
@@ -45,6 +45,8 @@ _TEXT = b"tokens and "
 class SleepingCore:
     """What AsyncEngine asks of an engine core; a step reads, sleeps and brings each request a token."""
 
+    launches_early = False
+
     def __init__(self, tokenizer: Tokenizer, step_seconds: float, megabytes: int) -> None:
         self.timer = StepTimer(time.perf_counter)
         self.reading_seconds = 0.0
@@ -72,7 +74,7 @@ class SleepingCore:
             return None
         return RequestOutput(request_id, finish_reason=FinishReason.ABORT)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self, meanwhile: Callable[[], None]) -> list[RequestOutput]:
         self.timer.enter(StepPart.FORWARD)
         began = time.thread_time()
         self._weights.sum()

@@ -113,10 +113,10 @@ def kill_by_schedule(engine: AsyncEngine) -> None:
 
 
 def kill_by_exit(engine: AsyncEngine) -> None:
-    def step() -> Any:
+    def step(meanwhile: Callable[[], None]) -> Any:
         raise SystemExit("planted death")
 
-    engine._core.step = step  # type: ignore[method-assign]
+    engine._core.step = step  # type: ignore[method-assign, assignment]
 
 
 KILLERS = [kill_by_listener, kill_by_schedule, kill_by_exit]

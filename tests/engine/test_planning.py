@@ -37,6 +37,9 @@ class Whimsical:
     def price(self, load: Load) -> RowPrice:
         return MeasuredFloor(self._rng.random() ** 3)
 
+    def listens(self, request_id: str) -> bool:
+        return self._rng.random() < 0.8
+
     def asks(self, method: int, load: Load) -> bool:
         return self._rng.random() < 0.8
 

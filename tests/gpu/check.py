@@ -29,16 +29,18 @@ def main(arguments: list[str] | None = None) -> int:
     # Only now: Triton reads the variable when it is imported.
     from tests.gpu.agreement import kernel_findings, logits_findings
     from tests.gpu.eight_bits import eight_bit_findings
-    from tests.gpu.heads import head_findings
+    from tests.gpu.heads import head_findings, medusa_findings
     from tests.gpu.quantized import quantized_findings
+    from tests.gpu.sampling import sampling_findings
     from tests.gpu.speed import TINY_PLAN, Plan, copy_bandwidth, speeds
 
     began = time.perf_counter()
     findings = [
         *kernel_findings(device, tiny=options.tiny),
         *logits_findings(device, tiny=options.tiny),
-        *([] if options.tiny else [*head_findings(device), *eight_bit_findings(device)]),
-        *([] if options.tiny else quantized_findings(device)),
+        *([] if options.tiny else [*head_findings(device), *medusa_findings(device)]),
+        *([] if options.tiny else sampling_findings(device)),
+        *([] if options.tiny else [*eight_bit_findings(device), *quantized_findings(device)]),
     ]
     faulty = [finding for finding in findings if finding.fault]
     say(f"{len(findings) - len(faulty)} of {len(findings)} comparisons agree")

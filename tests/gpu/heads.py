@@ -10,9 +10,10 @@ from engine.model.kv_cache import LayerShape, PagedKVCache
 from engine.speculation.head_runner import HeadRunner
 from engine.speculation.heads.config import EagleFamily
 from engine.speculation.heads.eagle import EagleHead
+from engine.speculation.medusa_runner import MedusaRunner
 from engine.speculation.target_ends import TargetEnds
 from tests.gpu.agreement import LOGITS_TOLERANCE, SPLIT, CountingRecorder, Finding
-from tests.heads import FAMILIES, HIDDEN, eagle_config, random_eagle
+from tests.heads import FAMILIES, HIDDEN, eagle_config, random_eagle, random_medusa
 from tests.model.attention_steps import BLOCK_SIZE, TREE, tables
 from tests.tiny import VOCAB_SIZE, tiny_model
 
@@ -58,3 +59,22 @@ def _logits(
             for piece in passes
         ]
     return torch.cat(rows).cpu()
+
+
+@torch.inference_mode()
+def medusa_findings(device: torch.device) -> list[Finding]:
+    """Tiny random Medusa heads in float32, of three requests."""
+    states = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(3))
+    expected = MedusaRunner(random_medusa(), TargetEnds(tiny_model(), VOCAB_SIZE)).forward(states)
+    recorder = CountingRecorder(device) if device.type == "cuda" else None
+    runner = MedusaRunner(
+        random_medusa().to(device), TargetEnds(tiny_model().to(device), VOCAB_SIZE), recorder
+    )
+    for _ in range(3):
+        got = runner.forward(states.to(device)).cpu()
+    error = float((got - expected).abs().max() / expected.abs().max())
+    fault = "" if error <= LOGITS_TOLERANCE else f"{error:.2g} of the largest logit"
+    # Tried once and then replayed twice.
+    if not fault and recorder is not None and recorder.num_replays != 3:
+        fault = f"{recorder.num_replays} replays instead of 3; the log says why"
+    return [Finding("Medusa heads", fault)]

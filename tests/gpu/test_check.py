@@ -11,11 +11,13 @@ pytest.importorskip("triton", reason="triton is not installed; it comes for Linu
 
 from engine.model.attention.triton import TritonPlan
 from engine.model.kv_cache import as_bytes, narrowed
+from engine.sampling.noise import gumbel_rows
 from engine.sampling_params import SamplingParams
 from engine.speculation.base import DraftRequest, ProposalContext, Requirements
 from engine.token_tree import TokenTree
 from tests.gpu import check
 from tests.gpu.successor import ScriptedAcceptance
+from tests.heads import random_medusa
 from tests.scripted import ScriptedSpeculator, fixed
 
 
@@ -47,6 +49,30 @@ def test_a_wrong_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         head_findings(device),
     ):
         assert all(finding.fault for finding in findings)
+
+
+def test_wrong_medusa_heads_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads whose states on the device are others."""
+    from tests.gpu import heads
+
+    [finding] = heads.medusa_findings(torch.device("cpu"))
+    assert not finding.fault
+    seeds = iter(range(2))
+    monkeypatch.setattr(heads, "random_medusa", lambda: random_medusa(seed=next(seeds)))
+    [finding] = heads.medusa_findings(torch.device("cpu"))
+    assert "of the largest logit" in finding.fault
+
+
+def test_wrong_sampling_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.sampling import device_rows, ranking
+    from tests.gpu.sampling import sampling_findings
+
+    assert [finding.fault for finding in sampling_findings(torch.device("cpu"))] == [""]
+    for module in (device_rows, ranking):
+        with monkeypatch.context() as planted:
+            planted.setattr(module, "gumbel_rows", lambda starts, size: gumbel_rows(starts + 1, size))
+            [finding] = sampling_findings(torch.device("cpu"))
+        assert "rows have other tokens" in finding.fault
 
 
 def test_eight_bits_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

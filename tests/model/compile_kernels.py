@@ -1,8 +1,8 @@
-"""Compiles the Triton kernels to machine code for a GPU that need not be there, and prints their names.
+"""Compiles the Triton kernels to machine code for GPUs that need not be there, and prints their names.
 
-    python -m tests.model.compile_kernels 80 bf16
+    python -m tests.model.compile_kernels 80:bf16 89:fp8e4nv
 
-The arguments are the GPU's compute capability without its dot, and the cache's type as Triton calls it. Every
+The arguments are a GPU's compute capability without its dot, and the cache's type as Triton calls it. Every
 branch of the kernels is on, in bfloat16 and with the head sizes of an 8B model.
 """
 
@@ -64,10 +64,12 @@ def compile_kernel(kernel: Any, capability: int, cache_type: str) -> Any:
 
 def main() -> None:
     """Compiles them all."""
-    for kernel in (kernels.attend, kernels.combine, kernels.store):
-        compiled = compile_kernel(kernel, int(sys.argv[1]), sys.argv[2])
-        assert compiled.asm["cubin"]
-        sys.stdout.write(f"{kernel.__name__}\n")
+    for case in sys.argv[1:]:
+        capability, _, cache_type = case.partition(":")
+        for kernel in (kernels.attend, kernels.combine, kernels.store):
+            compiled = compile_kernel(kernel, int(capability), cache_type)
+            assert compiled.asm["cubin"]
+            sys.stdout.write(f"{case} {kernel.__name__}\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ memory that nobody writes keeps what the last replay left there.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from engine.model.recording import Recording, Results
 
+_NO_KERNELS = SimpleNamespace(store=None, attend=None, combine=None)
 _UNWRITTEN = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
 
 
@@ -74,10 +76,11 @@ class TapeRecorder:
         kernels: Where the kernels are; a test has the backend launch them from here instead.
     """
 
-    def __init__(self, kernels: Any) -> None:
+    def __init__(self, kernels: Any = _NO_KERNELS) -> None:
         self.tapes: list[Tape] = []
         self.num_replays = 0
         self._active: Tape | None = None
+        self._counter: Tape | None = None
         self.store = _TapedKernel(kernels.store, self)
         self.attend = _TapedKernel(kernels.attend, self)
         self.combine = _TapedKernel(kernels.combine, self)
@@ -90,6 +93,23 @@ class TapeRecorder:
         self._active = None
         self.tapes.append(tape)
         return _Counted(tape, self)
+
+    def launches_in(self, call: Callable[[], object]) -> int:
+        """How many operators a call launches; a replay is one."""
+        self._counter = Tape()
+        with self._counter:
+            call()
+        counter, self._counter = self._counter, None
+        return len(counter.steps)
+
+    def replay(self, tape: Tape) -> Results:
+        """Replays what was recorded."""
+        self.num_replays += 1
+        if self._counter is None:
+            return tape.replay()
+        self._counter.steps.append(tape.replay)
+        with self._counter.paused():
+            return tape.replay()
 
     def launch(self, run: Callable[[], object]) -> None:
         """Runs a kernel, and remembers it while recording."""
@@ -107,8 +127,7 @@ class _Counted:
         self._recorder = recorder
 
     def replay(self) -> Results:
-        self._recorder.num_replays += 1
-        return self._tape.replay()
+        return self._recorder.replay(self._tape)
 
 
 class _TapedKernel:

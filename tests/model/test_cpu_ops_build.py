@@ -1,5 +1,6 @@
 """How the C++ operators come to be, in processes of their own: a library once loaded stays."""
 
+import hashlib
 import os
 import platform
 import re
@@ -121,11 +122,83 @@ def test_without_a_compiler_that_works_there_are_none_and_the_log_says_why(tmp_p
     assert "failed to build them" in failing
 
 
-def test_a_library_that_cannot_be_loaded_is_said(tmp_path: Path, compiler: Path) -> None:
+def put(cache_dir: Path, content: bytes, digest: str | None) -> Path:
+    """A library as an earlier start may have left it."""
     own = own_library()
-    library = tmp_path / "cache/operators" / own.parent.name / own.name
+    library = cache_dir / "operators" / own.parent.name / own.name
     library.parent.mkdir(parents=True)
-    library.write_text("not a library")
-    out, log = load(tmp_path / "cache", str(compiler))
-    assert out == "False True", "the second one, elsewhere, is built"
-    assert "file too short" in log
+    library.write_bytes(content)
+    if digest is not None:
+        library.with_suffix(".sha256").write_text(digest)
+    return library
+
+
+ANEW = "building the C++ operators anew, those there cannot be loaded"
+
+
+@pytest.mark.parametrize("kind", ["cut off", "changed", "of unknown origin", "for another machine"])
+def test_a_library_that_cannot_be_loaded_is_built_anew(tmp_path: Path, compiler: Path, kind: str) -> None:
+    whole = own_library().read_bytes()
+    built = hashlib.sha256(whole).hexdigest()
+    foreign = b"not a library, but as it was built " * 9
+    states: dict[str, tuple[bytes, str | None, str]] = {
+        "cut off": (whole[: len(whole) // 2], built, "is not as it was built"),
+        "changed": (whole[:-1] + bytes([whole[-1] ^ 1]), built, "is not as it was built"),
+        "of unknown origin": (whole, None, "No such file or directory"),
+        "for another machine": (foreign, hashlib.sha256(foreign).hexdigest(), "invalid ELF header"),
+    }
+    content, digest, reason = states[kind]
+    library = put(tmp_path / "cache", content, digest)
+    out, log = load(tmp_path / "cache", str(compiler), "/nowhere/c++")
+    assert out == "True True"
+    said, building, done = log.splitlines()
+    assert said.startswith(f"{ANEW}: ")
+    assert reason in said
+    assert (building[:30], done[:27]) == ("building the C++ operators, on", "built the C++ operators in ")
+    assert library.read_bytes() == whole
+
+
+def test_of_several_processes_one_builds_anew(tmp_path: Path, compiler: Path) -> None:
+    library = put(tmp_path / "cache", own_library().read_bytes(), hashlib.sha256().hexdigest())
+    processes = [start(tmp_path / "cache", str(compiler)) for _ in range(2)]
+    for process in processes:
+        assert process.communicate(timeout=60)[0].strip() == "True True"
+    assert len((tmp_path / "notes").read_text().splitlines()) == 2
+    assert library.with_suffix(".sha256").read_text() != hashlib.sha256().hexdigest()
+    assert load(tmp_path / "cache", "/nowhere/c++") == ("True True", "")
+
+
+def test_if_it_cannot_be_built_anew_steps_run_without(tmp_path: Path) -> None:
+    put(tmp_path / "cache", b"not a library", None)
+    out, log = load(tmp_path / "cache", "/nowhere/c++")
+    assert out == "False False"
+    assert log.count(ANEW) == 1
+    assert log.count("steps run without the C++ operators and take longer: there is no C++ compiler") == 2
+
+
+def test_what_is_built_anew_and_cannot_be_loaded_either_is_not_built_again(
+    tmp_path: Path, compiler: Path
+) -> None:
+    compiler.write_text(COMPILER.format(notes=tmp_path / "notes", library="/bin/sh"))
+    put(tmp_path / "cache", b"not a library", None)
+    out, log = load(tmp_path / "cache", str(compiler), "/nowhere/c++")
+    assert out == "False False"
+    assert log.count("building the C++ operators, once") == 1
+    assert log.count("steps run without the C++ operators and take longer: Could not load this library") == 1
+
+
+def test_a_prebuilt_library_that_cannot_be_loaded_is_built_in_the_cache(
+    tmp_path: Path, compiler: Path
+) -> None:
+    put(tmp_path / "image", b"not a library", None)
+    place = [str(tmp_path / "cache"), str(tmp_path / "image/operators")]
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_PREBUILT, *place],
+        env=os.environ | {"CXX": str(compiler)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert str(tmp_path / "cache/operators") in done.stdout
+    assert ANEW in done.stderr
+    assert "building the C++ operators, once" in done.stderr

@@ -37,7 +37,7 @@ def test_logits_and_the_widest_layer_count() -> None:
 def test_each_kind_of_pass_has_recordings_of_its_own() -> None:
     module, dtype = nn.Linear(64, 256), torch.bfloat16
     one, two = (recorded_bytes(module, 1000, dtype, num_kinds) for num_kinds in (1, 2))
-    assert two - one == 33 * 8 * MIB + 128 * 1000 * 4
+    assert two - one == 33 * 8 * MIB
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")

@@ -89,7 +89,9 @@ def test_tiny_models(arch: str, kind: DType) -> None:
     module = tiny_model(arch) if kind != "int4" else round_to_four_bits(tiny_model(arch))
     model = wrap_model(module, None, name=arch, dtype=kind, operators=need_operators())
     assert choose_cache_type("auto", model) == torch.float16
-    check(model, 70)
+    # Within the first tile of 64 keys, and at the beginning of the second and of the third.
+    for place in (33, 70, 129):
+        check(model, place)
 
 
 @pytest.mark.parametrize("cache", ["float32", "bfloat16"])
@@ -106,5 +108,4 @@ def test_the_default_model(kind: DType) -> None:
         model = load_causal_lm(ModelConfig(model=DEFAULT_MODEL, dtype=kind, device="cpu", offline=True))
     except ModelNotFound:
         pytest.skip(f"{DEFAULT_MODEL} is not on this machine")
-    for place in (33, 70, 129):
-        check(model, place)
+    check(model, 129)

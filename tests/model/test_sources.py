@@ -1,7 +1,9 @@
 import errno
 import logging
+import os
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -83,6 +85,17 @@ def test_a_disk_that_is_full_is_said(tiny_gguf: Path, tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list((tmp_path / "converted").iterdir()) == []
+
+
+def test_the_umask_says_who_may_read_what_was_converted(tmp_path: Path) -> None:
+    """As in an image, where one user writes and another reads."""
+    for umask, mode in ((0o022, 0o755), (0o027, 0o750), (0o077, 0o700)):
+        before = os.umask(umask)
+        try:
+            made = WeightCache(tmp_path).put(f"{umask:o}", lambda _: None)
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE(made.stat().st_mode) == mode
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.sampling import sampler
+from engine.sampling.device_rows import DeviceRows
 from engine.sampling.noise import Stream
 from engine.sampling.sampler import Sampler, SamplingTask
 from engine.sampling_params import SamplingParams, SpeculationParams
@@ -75,7 +76,7 @@ EVERY = pytest.mark.parametrize("tasks", TASKS.values(), ids=TASKS)
 @EVERY
 def test_the_verdicts_are_those_of_a_walk_by_levels(tasks: list[SamplingTask]) -> None:
     rows = MODEL.rows(tasks)
-    runs = Sampler(one_copy=True)(rows, tasks)
+    runs = Sampler(far=DeviceRows())(rows, tasks)
     assert runs == Sampler()(rows, tasks)
     assert len({len(run.accepted_nodes) for run in runs}) > 1
 
@@ -83,7 +84,7 @@ def test_the_verdicts_are_those_of_a_walk_by_levels(tasks: list[SamplingTask]) -
 @EVERY
 def test_a_step_waits_once(tasks: list[SamplingTask]) -> None:
     rows = MODEL.rows(tasks)
-    assert waits_in(lambda: Sampler(one_copy=True)(rows, tasks)) == ["tolist"]
+    assert waits_in(lambda: Sampler(far=DeviceRows())(rows, tasks)) == ["tolist"]
 
 
 PLAIN = {"greedy": SamplingParams(temperature=0.0), "sampled": SamplingParams(seed=1), "all options": OPTIONS}
@@ -93,7 +94,7 @@ PLAIN = {"greedy": SamplingParams(temperature=0.0), "sampled": SamplingParams(se
 def test_a_step_without_drafts_waits_once(params: SamplingParams) -> None:
     tasks = [Line(params).task(), Line(params, (*PROMPT, 8)).task()]
     rows = MODEL.rows(tasks)
-    assert waits_in(lambda: Sampler(one_copy=True)(rows, tasks)) == ["tolist"]
+    assert waits_in(lambda: Sampler(far=DeviceRows())(rows, tasks)) == ["tolist"]
 
 
 def test_what_waits_is_counted() -> None:
@@ -144,6 +145,6 @@ def test_nothing_is_known_on_the_host_before_the_copy(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sampler, "_to_host", to_host)
     tasks = device_tasks()
     num_rows = sum(1 + len(task.tree) for task in tasks)
-    runs = Sampler(one_copy=True)(torch.empty(num_rows, LARGE, device="meta"), tasks)
+    runs = Sampler(far=DeviceRows())(torch.empty(num_rows, LARGE, device="meta"), tasks)
     assert copied == [(num_rows, 3 + 2 + 3)]
     assert [run.token_ids for run in runs] == [(0,)] * len(tasks)

@@ -1,3 +1,4 @@
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -37,6 +38,17 @@ def new_metrics(engine: EngineClient) -> Metrics:
     )
     engine.subscribe(metrics.listener)
     return metrics
+
+
+@pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    """A command sets up logging for its process, which in a test goes on."""
+    loggers = [logging.getLogger(name) for name in (None, "engine", "server", "uvicorn", "uvicorn.access")]
+    before = [(logger.level, logger.handlers[:], logger.filters[:], logger.propagate) for logger in loggers]
+    yield
+    for logger, (level, handlers, filters, propagate) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.handlers[:], logger.filters[:], logger.propagate = handlers, filters, propagate
 
 
 @pytest.fixture

@@ -114,6 +114,7 @@ def test_home_is_expanded_where_no_shell_did_it(monkeypatch: pytest.MonkeyPatch)
         ("port: [1]", "port must be a valid integer, got [1]"),
         ("port:", "port has no value: give it one or remove the line"),
         ("port: ''", "port is empty: give it a value or leave it out"),
+        ("offline: perhaps", "offline must be true or false, got 'perhaps'"),
         ("port: yes", "port is not a switch, got true (YAML reads on, off, yes and no as that)"),
         ("speculation: off", "speculation is not a switch, got false"),
         (
@@ -127,18 +128,78 @@ def test_home_is_expanded_where_no_shell_did_it(monkeypatch: pytest.MonkeyPatch)
         ("kv_cache_gb: .inf", "kv_cache_gb must be a finite number, got inf"),
         ("kv_cache_gb: .nan", "kv_cache_gb must be a finite number, got nan"),
         ("root_path: llm", "root_path must start with a slash and not end with one, got 'llm'"),
-        ("model: 7", "model must be a valid string, got 7"),
-        ("port: 1\nport: 2", "not valid YAML: port is given more than once"),
-        ("port: [", "not valid YAML: while parsing"),
+        ("model: 7", "model must be a text (in quotes, where YAML takes it for something else), got 7"),
+        ("http: {port: 1}", "unknown key http: settings have no sections, write its lines without it"),
         ("- port", "must hold lines of `name: value`, got ['port']"),
     ],
 )
 def test_a_faulty_file_is_refused_by_name(yaml_file: Path, content: str, message: str) -> None:
     yaml_file.write_text(content + "\n")
     error = error_of(file=str(yaml_file))
-    assert error.startswith(f"{yaml_file}: ")
+    assert error.startswith(f"{yaml_file}: " if content.startswith("-") else f"{yaml_file}:1: ")
     assert message in error
     assert "\n" not in error
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: 1\nport: 1\na: 2", ":3:1: not valid YAML: a is given more than once, first in line 1"),
+        (
+            b"# One.\nport: [1,\n  2",
+            ":4:1: not valid YAML: expected ',' or ']', but got '<stream end>' (while parsing a flow "
+            "sequence that begins at 2:7)",
+        ),
+        (b"host: x\nmodel: a: b", ":2:9: not valid YAML: mapping values are not allowed here"),
+        (
+            b"\tport: 1",
+            ":1:1: not valid YAML: found character '\\t' that cannot start any token (while scanning for the "
+            "next token)",
+        ),
+        (b"port: 1\nmodel: *x", ":2:8: not valid YAML: found undefined alias 'x'"),
+        (
+            b"port: 1\nrevision: 2026-13-45",
+            ":2:11: not valid YAML: month must be in 1..12; put it in quotes if it is text",
+        ),
+        (b"port: 1\nhost: \x07", ":2: not valid YAML: it holds the control character U+0007"),
+        (b"port: 1\n\nhost: \xff", ":3: not UTF-8: byte 0xff is no part of a character"),
+    ],
+)
+def test_what_is_no_yaml_is_refused_in_a_line_that_says_where(
+    yaml_file: Path, content: bytes, message: str
+) -> None:
+    yaml_file.write_bytes(content + b"\n")
+    assert error_of(file=str(yaml_file)) == f"{yaml_file}{message}"
+
+
+def test_all_problems_of_all_sources_are_lines_with_their_places(yaml_file: Path) -> None:
+    yaml_file.write_text(
+        "# Settings.\nprt: 1\n\nblock_size:\nhost: on\nextra_draft_models:\n  - a\n  - 7\nmodle: x\n"
+    )
+    error = error_of({"model": ""}, {"OUTRIDER_PRT": "1"}, str(yaml_file))
+    assert error.splitlines() == [
+        f"{yaml_file}:2: unknown key prt: did you mean port?",
+        f"{yaml_file}:4: block_size has no value: give it one or remove the line",
+        f"{yaml_file}:5: host is not a switch, got true (YAML reads on, off, yes and no as that)",
+        f"{yaml_file}:9: unknown key modle: did you mean model?",
+        "unknown environment variable OUTRIDER_PRT: did you mean OUTRIDER_PORT?",
+        "--model: model is empty: give it a value or leave it out",
+    ]
+    yaml_file.write_text(
+        "port: -1\n\ndtype: fp8\ndraft_model: d\nextra_draft_models:\n  - a\n  - 7\ntree: [0]\n"
+    )
+    assert error_of(file=str(yaml_file)).splitlines() == [
+        f"{yaml_file}:1: port must be greater than or equal to 0, got -1",
+        f"{yaml_file}:3: dtype must be 'auto', 'float32', 'float16', 'bfloat16', 'int8' or 'int4', got 'fp8'",
+        f"{yaml_file}:8: tree must have whole numbers from 1 to 63 as widths, got [0]",
+        f"{yaml_file}:5: extra_draft_models[1] must be a text (in quotes, where YAML takes it for something "
+        "else), got 7",
+    ]
+    yaml_file.write_text("speculation: none\nngram_max: 4\ndraft_model: d\n")
+    assert error_of(file=str(yaml_file)).splitlines() == [
+        f"{yaml_file}:2: ngram_max is for ngram, but speculation is none ({yaml_file}:1)",
+        f"{yaml_file}:3: draft_model is for draft_model, but speculation is none ({yaml_file}:1)",
+    ]
 
 
 def test_a_file_that_cannot_be_read_names_who_asked_for_it(tmp_path: Path) -> None:
@@ -156,7 +217,7 @@ def test_faulty_variables_and_flags_are_refused_by_name() -> None:
     assert error_of(environ={"OUTRIDER_PORT": "70000"}) == (
         "OUTRIDER_PORT: port must be less than or equal to 65535, got '70000'"
     )
-    assert error_of({"offline": "perhaps"}).startswith("--offline: offline must be a valid boolean")
+    assert error_of({"offline": "perhaps"}).startswith("--offline: offline must be true or false")
     assert error_of({"model": ""}) == "--model: model is empty: give it a value or leave it out"
 
 
@@ -195,7 +256,7 @@ def test_a_draft_model_means_draft_model_speculation(yaml_file: Path) -> None:
     assert loaded.config.engine.speculation == DraftModelSpeculation(draft_model="d")
     assert load_config({"head": "h"}, {}).config.engine.speculation == EagleSpeculation(head="h")
     assert loaded.notes == (
-        f"ngram_max from {yaml_file} is left out: speculation is draft_model (--draft-model)",
+        f"ngram_max from {yaml_file}:2 is left out: speculation is draft_model (--draft-model)",
     )
 
 

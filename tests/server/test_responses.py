@@ -1,15 +1,20 @@
 """/v1/responses: what comes back, whole and as events, and what the engine is told."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+from pydantic_core import PydanticSerializationError
 
 from engine.chat_options import ChatOptions
 from engine.errors import Overloaded, RequestFailed
 from engine.sampling_params import ConstraintKind
+from server.protocol.response_events import ArgumentsDelta, ResponseEvent, TextDelta
+from server.services.item_writers import Place
+from server.sse import TextEvent, TextEvents, named_frame
 from tests.fakes import FakeEngine
 from tests.server.conftest import Served
 from tests.server.test_disconnect import eventually, expect_all_aborted, send, slow_engine
@@ -211,6 +216,109 @@ def test_the_stream_is_the_whole_response_however_many_tokens_come_at_once(serve
         assert events[-1]["type"] == f"response.{whole['status']}"
         answers.append({**essence(whole), "speculation": None})
     assert answers[0] == answers[1] == answers[2]
+
+
+ODD_TEXTS = (
+    *("", "a", '"', "\\", "\\u0000", '\\"', '"sequence_number":0', '"delta":"', "}", "{}", "%d", "%b"),
+    *(chr(code) for code in (*range(33), *range(0x7F, 0xA0), 0xAD, 0x2028, 0x2029, 0xFEFF, 0xFFFD, 0xFFFF)),
+    *(
+        "é",
+        "e\u0301",
+        "好",
+        "🙂",
+        "👩‍👩‍👧",
+        "\U0010ffff",
+        "</script>",
+        "\r\n\n",
+        "data: x\n\n",
+        "\0\0",
+        "a\0b",
+    ),
+)
+
+
+def test_odd_texts_are_written_as_the_models_write_them() -> None:
+    """Of each kind of event that adds text, with numbers of any length."""
+
+    def message(number: int, text: str) -> ResponseEvent:
+        return TextDelta(
+            type="response.output_text.delta",
+            sequence_number=number,
+            item_id="msg_0",
+            output_index=0,
+            content_index=0,
+            delta=text,
+            logprobs=[],
+        )
+
+    def call(number: int, text: str) -> ResponseEvent:
+        return ArgumentsDelta(
+            type="response.function_call_arguments.delta",
+            sequence_number=number,
+            item_id="fc_0",
+            output_index=10,
+            delta=text,
+        )
+
+    for make in (message, call):
+        events = TextEvents(make)
+        for number, text in enumerate(ODD_TEXTS, 5):
+            event = TextEvent(events, number, text)
+            assert named_frame(event) == named_frame(make(number, text)), repr(text)
+        # Half of a pair is no text: a server that sent it would send what no client can read.
+        for text in ("\ud83d", "a\ude42"):
+            for written in (TextEvent(events, 1, text), make(1, text)):
+                with pytest.raises(PydanticSerializationError):
+                    named_frame(written)
+
+
+ODD = "".join(ODD_TEXTS)
+CALL = json.dumps({"name": "clock", "arguments": {"a": ODD}}, ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "body"),
+    [
+        ({"answer": ODD.encode()}, {}),
+        ({"answer": f"<think>{ODD}</think>\n\n{ODD}".encode(), "chat_template": THINK_TEMPLATE}, {}),
+        (
+            {
+                "answer": f"<tool_call>\n{CALL}\n</tool_call>\n{ODD}".encode(),
+                "chat_template": HERMES_TEMPLATE,
+            },
+            {"tools": [CLOCK]},
+        ),
+        CASES["logprobs"],
+    ],
+    ids=["text", "thoughts", "calls", "logprobs"],
+)
+def test_a_stream_has_the_bytes_that_models_of_all_its_events_make(
+    engine: dict[str, Any], body: dict[str, Any], serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(talking(**engine, tokens_per_step=7))
+
+    def written() -> bytes:
+        answer = post(served, stream=True, **body)
+        assert answer.status_code == 200
+        return re.sub(rb'(resp|msg|rs|fc|call)_\w+|"created_at":\d+', b"", answer.content)
+
+    short = written()
+    assert b".delta" in short
+    calls = []
+
+    def whole(self: Place, events: TextEvents, text: str) -> ResponseEvent:
+        calls.append(text)
+        return makers[events](next(self.numbers), text)
+
+    makers: dict[TextEvents, Callable[[int, str], ResponseEvent]] = {}
+
+    def remember(self: TextEvents, make: Callable[[int, str], ResponseEvent]) -> None:
+        makers[self] = make
+
+    monkeypatch.setattr(TextEvents, "__init__", remember)
+    monkeypatch.setattr(Place, "text", whole)
+    assert short == written()
+    assert bool(calls) is ("include" not in body)
 
 
 def one(serve: Serve, case: str) -> dict[str, Any]:

@@ -1,16 +1,15 @@
 """SIGTERM to the whole server around a tiny model that takes its time: three streams, and who comes later."""
 
 import json
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +17,6 @@ import pytest
 from tests.server.commands import LISTENING
 from tests.server.sse import frames, payloads
 
-ROOT = Path(__file__).parent.parent.parent
 STEP_SECONDS, NUM_TOKENS = 0.04, 60
 BODY = {
     "prompt": "x",
@@ -27,32 +25,50 @@ BODY = {
     "stream": True,
     "speculation": {"enabled": False},
 }
-SCRIPT = f"""
-import sys, time
-from server import serve as module
-from server.config import load_config
-from tests.engine.async_engines import build_core
 
-built = build_core()
-forward = built.core._runner.forward
 
-def slowly(batch):
-    time.sleep({STEP_SECONDS})
-    return forward(batch)
+def serve_slowly(grace_seconds: int, log: str) -> None:
+    """What the process does: a server whose steps take their time."""
+    # What it says, and nobody else: the process is forked.
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    import torch
 
-built.core._runner.forward = slowly
-module._built = lambda config: built
-module.serve(load_config({{"port": "0", "shutdown_grace_seconds": sys.argv[1]}}, {{}}))
-"""
+    from server import serve as module
+    from server.config import load_config
+    from tests.engine.async_engines import build_core
+
+    torch.set_num_threads(1)
+    built = build_core()
+    forward = built.core._runner.forward
+
+    def slowly(batch: Any) -> Any:
+        time.sleep(STEP_SECONDS)
+        return forward(batch)
+
+    built.core._runner.forward = slowly
+    module._built = lambda config: built
+    module.serve(load_config({"port": "0", "shutdown_grace_seconds": str(grace_seconds)}, {}))
+
+
+@pytest.fixture(scope="module")
+def forking() -> Any:
+    """Processes that are forked off one that has loaded all modules, which takes longer than a test."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["server.serve", "tests.engine.async_engines"])
+    return context
 
 
 class Server:
     """The server's process, and what its three streams have got so far."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: Any, log: Path) -> None:
         self.process = process
-        assert process.stderr is not None
-        self.url = next(found[1] for line in process.stderr if (found := LISTENING.search(line)))
+        deadline = time.monotonic() + 120
+        while not (log.exists() and (found := LISTENING.search(log.read_text()))):
+            assert process.is_alive()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        self.url = found[1]
         self._begun = threading.Barrier(4, timeout=20)
 
     def stream(self) -> str:
@@ -65,23 +81,31 @@ class Server:
 
     def stop_after_the_first_tokens(self) -> None:
         self._begun.wait()
-        self.process.send_signal(signal.SIGTERM)
+        self.process.terminate()
+
+    def status(self) -> int | None:
+        """The exit status, once it has ended."""
+        self.process.join(20)
+        status: int | None = self.process.exitcode
+        return status
 
 
-@contextmanager
-def serving(grace_seconds: int) -> Iterator[Server]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(grace_seconds)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield Server(process)
-    finally:
-        process.kill()
-        process.communicate()
+Serving = Callable[[int], AbstractContextManager[Server]]
+
+
+@pytest.fixture
+def serving(forking: Any, tmp_path: Path) -> Serving:
+    @contextmanager
+    def start(grace_seconds: int) -> Iterator[Server]:
+        process = forking.Process(target=serve_slowly, args=(grace_seconds, str(tmp_path / "log")))
+        process.start()
+        try:
+            yield Server(process, tmp_path / "log")
+        finally:
+            process.kill()
+            process.join()
+
+    return start
 
 
 def get_until(url: str, status: int) -> None:
@@ -91,8 +115,8 @@ def get_until(url: str, status: int) -> None:
         time.sleep(0.02)
 
 
-def test_running_streams_end_well_while_newcomers_are_refused() -> None:
-    with serving(grace_seconds=20) as server, ThreadPoolExecutor(3) as pool:
+def test_running_streams_end_well_while_newcomers_are_refused(serving: Serving) -> None:
+    with serving(20) as server, ThreadPoolExecutor(3) as pool:
         streams = [pool.submit(server.stream) for _ in range(3)]
         server.stop_after_the_first_tokens()
         get_until(f"{server.url}/ready", 503)
@@ -103,11 +127,11 @@ def test_running_streams_end_well_while_newcomers_are_refused() -> None:
             *chunks, done = frames(stream.result())
             assert done == "[DONE]"
             assert json.loads(chunks[-1])["choices"][0]["finish_reason"] == "length"
-        assert server.process.wait(20) == 0
+        assert server.status() == 0
 
 
-def test_streams_that_take_too_long_are_told() -> None:
-    with serving(grace_seconds=0) as server, ThreadPoolExecutor(3) as pool:
+def test_streams_that_take_too_long_are_told(serving: Serving) -> None:
+    with serving(0) as server, ThreadPoolExecutor(3) as pool:
         streams = [pool.submit(server.stream) for _ in range(3)]
         server.stop_after_the_first_tokens()
         for stream in streams:
@@ -116,16 +140,16 @@ def test_streams_that_take_too_long_are_told() -> None:
             assert (error["type"], error["code"]) == ("server_error", "engine_dead")
             assert "shutting down" in error["message"]
             assert chunks[-1]["choices"][0]["finish_reason"] is None
-        assert server.process.wait(20) == 0
+        assert server.status() == 0
 
 
-def test_a_second_sigterm_ends_everything_at_once() -> None:
-    with serving(grace_seconds=20) as server, ThreadPoolExecutor(3) as pool:
+def test_a_second_sigterm_ends_everything_at_once(serving: Serving) -> None:
+    with serving(20) as server, ThreadPoolExecutor(3) as pool:
         streams = [pool.submit(server.stream) for _ in range(3)]
         server.stop_after_the_first_tokens()
         get_until(f"{server.url}/ready", 503)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.terminate()
         for stream in streams:
             with pytest.raises(httpx.RemoteProtocolError):
                 stream.result()
-        assert server.process.wait(20) != 0
+        assert server.status() not in (0, None)

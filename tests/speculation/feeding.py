@@ -19,6 +19,7 @@ from engine.speculation.head_runner import HeadRunner
 from engine.speculation.heads.config import EagleFamily, Features
 from engine.speculation.loaded_head import selection_of
 from engine.speculation.medusa import MedusaSpeculator
+from engine.speculation.medusa_runner import MedusaRunner
 from engine.speculation.target_ends import TargetEnds
 from engine.token_tree import TokenTree
 from tests.heads import eagle_config, features_of, random_eagle, random_medusa
@@ -84,4 +85,5 @@ def fed_eagle(family: EagleFamily, gardener: Gardener | None = None, *, num_toke
 
 def fed_medusa(gardener: Gardener | None = None) -> Fed:
     """Heads with random weights."""
-    return Fed(MedusaSpeculator(random_medusa(), TargetEnds(fed_by(), VOCAB_SIZE), grower(gardener)), "last")
+    runner = MedusaRunner(random_medusa(), TargetEnds(fed_by(), VOCAB_SIZE))
+    return Fed(MedusaSpeculator(runner, grower(gardener)), "last")

@@ -1,6 +1,7 @@
 """The planner on a made-up machine: as fast as the best fixed depth, gone under load, back when it falls."""
 
 import cProfile
+import math
 import pstats
 from dataclasses import replace
 
@@ -209,6 +210,47 @@ def test_a_lookup_goes_first_where_it_promises_more() -> None:
     assert [grant.place for grant in allotment.grants[1]] == [1]
 
 
+def test_lookups_that_are_not_worth_the_asking_are_asked_in_some_steps_alone() -> None:
+    measurements = known(MethodMeasurements("ngram", estimates=True))
+    planner = AutoPlanner(measurements)
+
+    def share(steps: int, every: int, gain: float) -> float:
+        """Of steps in which it is asked for "a", where one look of so many wins something."""
+        asked = 0
+        for _ in range(steps):
+            measurements.step += 1
+            if planner.listens("a"):
+                asked += 1
+                measurements.lookups.note_cost(0.0004, 4)
+                measurements.lookups.note_gain("a", 0.0 if asked % every else gain)
+        return asked / steps
+
+    assert share(15, 100, 0.0) == 1.0, "a new text is trusted for a while"
+    assert share(400, 20, 0.0008) == pytest.approx(0.25, abs=0.05)
+    assert share(400, 3, 0.0008) > 0.95
+    assert share(200, 1, 0.00005) < 0.4
+    assert share(8, 1, 0.0008) >= 0.25
+    assert share(100, 1, 0.0008) == 1.0
+    share(100, 1, 0.0)
+    assert planner.listens("b")
+    measurements.lookups.forget("a")
+    assert share(15, 100, 0.0) == 1.0
+
+
+def test_what_kept_nodes_of_lookups_win_is_reckoned() -> None:
+    planner = AutoPlanner(known(MethodMeasurements("ngram", estimates=True)))
+    one = load(1)
+    alone = planner.allot(one, [Offer(0, 0, (0.95, 0.9))], [[]])
+    assert alone.kept == (2,)
+    assert 0.5 * math.log(2.85) * cpu(1) < alone.gains[0] < math.log(2.85) * cpu(1)
+    among_four = planner.allot(load(4), [Offer(0, 0, (0.95, 0.9)), Offer(1, 0, (0.05,))], [[]])
+    assert among_four.kept[1] == 0
+    assert among_four.gains[1] == 0.0
+    assert 0.0 < among_four.gains[0] < alone.gains[0]
+    beside_a_prompt = replace(one, shape=replace(one.shape, rows=300, reads_prompts=True), num_read=299)
+    assert planner.allot(beside_a_prompt, [Offer(0, 0, (0.95, 0.9))], [[]]).gains == ()
+
+
 def test_lookups_that_promise_too_much_are_believed_less() -> None:
     lookup = MethodMeasurements("ngram", estimates=True)
     measurements = known(lookup)
@@ -298,6 +340,20 @@ def test_who_got_nothing_is_left_alone_for_a_while_or_until_the_load_falls() -> 
     assert planner.asks(0, load(32))
     assert num_nodes(planner.allot(load(1), [], [wishes(1)]), 0) > 0
     assert planner.asks(0, load(32)), "it has just drafted"
+
+
+def test_a_rest_that_is_over_is_no_reason_any_more() -> None:
+    measurements = known(taught("a", 0.02, 0.02, 0.002))
+    planner = AutoPlanner(measurements)
+    assert planner.allot(load(4), [], [wishes(4)]).outcome is PlanOutcome.PROBING
+    measurements.step += 1
+    assert planner.allot(load(4), [], [wishes(4)]).outcome is PlanOutcome.ACCEPTANCE
+    measurements.step += 3
+    assert planner.allot(load(4), [], [[]]).outcome is PlanOutcome.ACCEPTANCE
+    # The load has fallen, or time has passed: the method would be asked, were there anybody to draft for.
+    assert planner.allot(load(3), [], [[]]).outcome is PlanOutcome.NO_DRAFT
+    measurements.step += 1
+    assert planner.allot(load(4), [], [[]]).outcome is PlanOutcome.NO_DRAFT
 
 
 def num_calls(count: int, rate: float, curve: object) -> int:

@@ -60,6 +60,42 @@ def test_a_size_that_costs_more_than_thought_is_learned() -> None:
     assert cost.forward(shape(1)) == pytest.approx(0.010, rel=0.05)
 
 
+def drafted(requests: int, nodes: int) -> StepShape:
+    return StepShape(requests + nodes, requests, 0, 0)
+
+
+def test_rows_that_cost_more_for_the_moment_are_learned_within_a_few_steps_and_forgotten_again() -> None:
+    cost = CostModel()
+    cost.calibrate({1: 0.010, 64: 0.073}, 0.0, 0.0)
+
+    def run(steps: int, per_row: float) -> None:
+        for step in range(steps):
+            nodes = (0, 1, 0, 3)[step % 4]
+            cost.observe(drafted(4, nodes), 0.013 + per_row * nodes, 0.001)
+
+    run(40, 0.001)
+    assert cost.rise(drafted(4, 0), 3)[1::2] == pytest.approx([0.001, 0.003], rel=0.1)
+    run(40, 0.002)
+    assert cost.rise(drafted(4, 0), 3)[1::2] == pytest.approx([0.002, 0.006], rel=0.1)
+    assert cost.step(drafted(4, 3)) == pytest.approx(0.020, rel=0.05)
+    assert cost.step(drafted(4, 0)) == pytest.approx(0.014, rel=0.05)
+    run(60, 0.001)
+    assert cost.rise(drafted(4, 0), 3)[1::2] == pytest.approx([0.001, 0.003], rel=0.15)
+
+
+def test_what_rows_cost_for_a_moment_is_not_believed_for_long_where_nobody_drafts() -> None:
+    cost = CostModel()
+    cost.calibrate({1: 0.010, 64: 0.073}, 0.0, 0.0)
+    for step in range(20):
+        cost.observe(drafted(4, step % 2), 0.013 + 0.003 * (step % 2), 0.0)
+    before = cost.rise(drafted(4, 0), 1)[1]
+    assert before > 0.002
+    for _ in range(200):
+        cost.observe(drafted(4, 0), 0.013, 0.0)
+    # Of what is left the curve has learned a part.
+    assert cost.rise(drafted(4, 0), 1)[1] < 0.7 * before
+
+
 def test_one_step_that_the_machine_slept_through_says_nothing() -> None:
     cost = calibrated()
     for step in range(60):

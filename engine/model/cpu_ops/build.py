@@ -1,7 +1,8 @@
 """Builds the operators with the machine's own C++ compiler, once, and loads them.
 
 The library lies in the cache folder under a key of everything that decides what it is: the sources, the
-compiler's flags, the instruction set and torch. Processes and machines may share the folder.
+compiler's flags, the instruction set, torch and the C library. Processes and machines may share the folder.
+A library that cannot be loaded all the same, or is not as it was built, is built anew.
 
     python -m engine.model.cpu_ops.build [FOLDER]
 
@@ -19,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -33,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
 _HEADERS = (
-    *("attention.h", "batch_attention.h", "elementwise.h", "few_bits.h", "heads.h", "int8.h", "lanes.h"),
-    *("layers.h", "panels.h", "room.h", "sampling.h", "six_bits.h", "six_steps.h", "steps.h", "team.h"),
-    "threads.h",
+    *("attention.h", "batch_attention.h", "elementwise.h", "entries.h", "few_bits.h", "heads.h", "int8.h"),
+    *("lanes.h", "layers.h", "panels.h", "room.h", "sampling.h", "six_bits.h", "six_steps.h", "steps.h"),
+    *("team.h", "threads.h", "truncation.h"),
 )
 _FILES = ("operators.cpp", *_HEADERS)
 _FLAGS = (
@@ -51,6 +52,9 @@ _FLAGS = (
 )
 # Levels of the x86-64 ABI, not -march=native: the same key then means the same library on every machine.
 _INSTRUCTION_SETS = {"DEFAULT": (), "AVX2": ("-march=x86-64-v3",), "AVX512": ("-march=x86-64-v4",)}
+
+_DIGEST = ".sha256"
+"""What the file beside a library ends in that says how it was built."""
 
 PREBUILT = Path(__file__).parent / "prebuilt"
 """What was built beforehand; nothing is written there while a server runs."""
@@ -77,6 +81,7 @@ class CpuOperators:
         run_layers: A pass through them, and what goes into wanted ones.
         use_threads: How many threads work for the calling one; 0 is as many as would for torch.
         truncate_rows: Temperature, top_k, top_p and min_p on rows of logits.
+        choose_rows: The token of rows of logits, truncated or greedy, under keyed Gumbel noise.
         top_rows: The highest entries of rows of logits under keyed Gumbel noise.
         run_head: A pass of an EAGLE head.
         draft_chains: Chains of an EAGLE head's drafts.
@@ -95,6 +100,7 @@ class CpuOperators:
     run_layers: Any
     use_threads: Any
     truncate_rows: Any
+    choose_rows: Any
     top_rows: Any
     run_head: Any
     draft_chains: Any
@@ -108,14 +114,14 @@ def load_operators(cache_dir: Path, prebuilt: Path = PREBUILT) -> CpuOperators |
         prebuilt: Folder of libraries that were built beforehand.
 
     Returns:
-        None, with the reason in the log, where there is no compiler or it fails.
+        None, with the reason in the log, where there is no compiler, or it fails, or what it
+        makes cannot be loaded.
     """
     flags = _flags()
     key = _key(flags)
     if f"{key}.so" not in {Path(path).name for path in torch.ops.loaded_libraries}:
         try:
-            built = WeightCache(prebuilt).get(key) or _build(cache_dir / "operators", flags)
-            torch.ops.load_library(built / f"{key}.so")  # type: ignore[no-untyped-call]
+            _load(prebuilt, cache_dir / "operators", flags)
         except (OSError, CannotBuild) as error:
             reason = error if error.__cause__ is None else f"{error}: {error.__cause__}"
             logger.warning("steps run without the C++ operators and take longer: %s", reason)
@@ -139,16 +145,52 @@ def build_all(folder: Path) -> None:
         _build(folder, (*_FLAGS, *instructions))
 
 
-def _build(folder: Path, flags: tuple[str, ...]) -> Path:
+def _load(prebuilt: Path, folder: Path, flags: tuple[str, ...]) -> None:
+    """Loads what was built, or builds it; what cannot be loaded is replaced, once."""
+    key = _key(flags)
+    for place in (prebuilt, folder):
+        if (built := WeightCache(place).get(key)) is not None:
+            try:
+                _open(built / f"{key}.so")
+                return
+            except OSError as error:
+                reason = error.__cause__ or error
+                logger.warning("building the C++ operators anew, those there cannot be loaded: %s", reason)
+    _open(_build(folder, flags, is_kept=_opens) / f"{key}.so")
+
+
+def _opens(library: Path) -> bool:
+    """Whether another process has replaced it by now."""
+    try:
+        _open(library)
+    except OSError:
+        return False
+    return True
+
+
+def _open(library: Path) -> None:
+    """Loads a library that is as it was built: of one that was cut off, the missing pages end the process.
+
+    Raises:
+        OSError: It is not, or the system cannot load it.
+    """
+    if library.with_suffix(_DIGEST).read_text() != _digest_of(library):
+        raise OSError(f"{library} is not as it was built")
+    torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+
+
+def _build(
+    folder: Path, flags: tuple[str, ...], is_kept: Callable[[Path], bool] = lambda library: True
+) -> Path:
     """The folder with the library; of several processes one builds it and the others wait."""
     key = _key(flags)
     cache = WeightCache(folder)
-    built = cache.get(key)
-    if built is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / f".{key}.lock"):
-            built = cache.put(key, lambda scratch: _compile(scratch / f"{key}.so", flags))
-    return built
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / f".{key}.lock"):
+        built = cache.get(key)
+        if built is not None and not is_kept(built / f"{key}.so"):
+            cache.drop(key)
+        return cache.put(key, lambda scratch: _compile(scratch / f"{key}.so", flags))
 
 
 def _compile(library: Path, flags: tuple[str, ...]) -> None:
@@ -165,6 +207,7 @@ def _compile(library: Path, flags: tuple[str, ...]) -> None:
     libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
     _run([*compiler, "-shared", str(compiled), *libraries, "-o", str(library)])
     compiled.unlink()
+    library.with_suffix(_DIGEST).write_text(_digest_of(library))
     logger.info("built the C++ operators in %.0f seconds", time.perf_counter() - began)
 
 
@@ -175,6 +218,10 @@ def _run(command: list[str]) -> None:
         raise CannotBuild(f"{command[0]} failed to build them: {last_lines}")
 
 
+def _digest_of(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
 def _flags() -> tuple[str, ...]:
     """Those for this machine."""
     return (*_FLAGS, *_INSTRUCTION_SETS.get(torch.backends.cpu.get_cpu_capability(), ()))
@@ -182,7 +229,8 @@ def _flags() -> tuple[str, ...]:
 
 def _key(flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    for part in (*flags, torch.__version__, platform.machine(), platform.system()):
+    libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
+    for part in (*flags, _DIGEST, torch.__version__, platform.machine(), platform.system(), libc):
         digest.update(f"{part}\n".encode())
     for name in _FILES:
         digest.update((Path(__file__).parent / name).read_bytes())

@@ -147,10 +147,7 @@ float share(const float* row, int64_t size, float peak) {
 int64_t choose(float* row, int64_t size, const sampling::Truncation& options, uint64_t start, const int64_t* ids,
                float& confidence) {
   const auto id = [&](int64_t entry) { return ids ? ids[entry] : entry; };
-  if (options.temperature != 0.0) {
-    std::vector<float> scratch;
-    sampling::truncate(row, size, options, scratch);
-  }
+  sampling::truncate(row, size, options, row);
   int64_t best = 0;
   for (int64_t entry = 1; entry < size; ++entry)
     if (row[entry] > row[best] || (row[entry] == row[best] && id(entry) < id(best))) best = entry;

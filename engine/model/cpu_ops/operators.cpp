@@ -29,6 +29,7 @@
 #include "six_steps.h"
 #include "steps.h"
 #include "threads.h"
+#include "truncation.h"
 
 namespace {
 
@@ -318,20 +319,42 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rotate(const at::Tensor& qkv_, co
   return {by_head.narrow(1, 0, heads), by_head.narrow(1, heads, kv_heads), by_head.narrow(1, heads + kv_heads, kv_heads)};
 }
 
-// Truncates rows of logits in place. options: float64 [rows, 4]: temperature (0 leaves the row as it is), top_k (0 is
-// off), top_p, min_p.
-void truncate_rows(at::Tensor logits, const at::Tensor& options) {
-  TORCH_CHECK(logits.is_contiguous() && options.is_contiguous(), "rows and options must lie together");
-  const int64_t rows = logits.size(0), size = logits.size(1);
-  auto* data = logits.mutable_data_ptr<float>();
-  const auto* wanted = options.const_data_ptr<double>();
+// Rows of logits that lie anywhere, each in one piece.
+at::Tensor dense_rows(const at::Tensor& logits) { return logits.stride(1) == 1 ? logits : logits.contiguous(); }
+
+sampling::Truncation truncation_at(const double* options) { return {options[0], options[1], options[2], options[3]}; }
+
+// Truncated rows of logits. options: per row temperature (0 leaves it as it is), top_k (0 is off), top_p, min_p.
+at::Tensor truncate_rows(const at::Tensor& logits_, at::ArrayRef<double> options) {
+  const at::Tensor logits = dense_rows(logits_);
+  const int64_t rows = logits.size(0), size = logits.size(1), stride = logits.stride(0);
+  TORCH_CHECK(static_cast<int64_t>(options.size()) == 4 * rows, "each row has four options");
+  at::Tensor out = at::empty({rows, size}, logits.options());
+  const auto* data = logits.const_data_ptr<float>();
+  auto* target = out.mutable_data_ptr<float>();
   for_pieces(rows, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> scratch;
-    for (int64_t row = begin; row < end; ++row) {
-      const double* values = wanted + 4 * row;
-      sampling::truncate(data + row * size, size, {values[0], values[1], values[2], values[3]}, scratch);
-    }
+    for (int64_t row = begin; row < end; ++row)
+      sampling::truncate(data + row * stride, size, truncation_at(options.data() + 4 * row), target + row * size);
   });
+  return out;
+}
+
+// The token of each of these rows of logits; options as truncate_rows has them: the likeliest where the temperature is 0,
+// elsewhere the one that comes out ahead, truncated, under the Gumbel noise that begins at its start.
+std::vector<int64_t> choose_rows(const at::Tensor& logits_, at::IntArrayRef rows, at::ArrayRef<double> options,
+                                 at::IntArrayRef starts) {
+  const at::Tensor logits = dense_rows(logits_);
+  const int64_t size = logits.size(1), stride = logits.stride(0);
+  TORCH_CHECK(options.size() == 4 * rows.size() && starts.size() == rows.size(), "each row has four options and a start");
+  for (const int64_t row : rows) TORCH_CHECK(row >= 0 && row < logits.size(0), "there is no row ", row);
+  const auto* data = logits.const_data_ptr<float>();
+  std::vector<int64_t> tokens(rows.size());
+  for_pieces(static_cast<int64_t>(rows.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      tokens[i] = sampling::choose(data + rows[i] * stride, size, truncation_at(options.data() + 4 * i),
+                                   static_cast<uint64_t>(starts[i]));
+  });
+  return tokens;
 }
 
 // The `count` highest of row + Gumbel noise per row, and their scores; starts: int64 [rows], where the noise of each
@@ -387,7 +410,8 @@ TORCH_LIBRARY(OUTRIDER_NAMESPACE, library) {
       "run_layers(" LAYERS_TYPE " layers, Tensor hidden, Tensor cosine, Tensor sine, Tensor slots, Tensor spans, "
       "Tensor context, Tensor visible, Tensor ancestors, int[] wanted) -> (Tensor, Tensor)");
   library.def("use_threads(int count) -> ()", use_threads);
-  library.def("truncate_rows(Tensor(a!) logits, Tensor options) -> ()");
+  library.def("truncate_rows(Tensor logits, float[] options) -> Tensor");
+  library.def("choose_rows(Tensor logits, int[] rows, float[] options, int[] starts) -> int[]");
   library.def("top_rows(Tensor logits, Tensor starts, int count, Tensor? ids=None) -> (Tensor, Tensor)");
   library.def(
       "run_head(Tensor hidden, Tensor ids, Tensor positions, Tensor embeddings, Tensor cosines, Tensor sines, "
@@ -413,6 +437,7 @@ TORCH_LIBRARY_IMPL(OUTRIDER_NAMESPACE, CPU, library) {
   library.impl("hold_layers", hold_layers);
   library.impl("run_layers", run_layers);
   library.impl("truncate_rows", truncate_rows);
+  library.impl("choose_rows", choose_rows);
   library.impl("top_rows", top_rows);
   library.impl("run_head", run_head);
   library.impl("draft_chains", draft_chains);

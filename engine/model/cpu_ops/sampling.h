@@ -1,5 +1,5 @@
-// Choosing tokens: truncation of a row of logits, and its argmax under Gumbel noise that is computed only where it
-// can decide. Formulas and noise are those of engine/sampling; see logits.py and noise.py there.
+// Choosing tokens: the likeliest of a row of logits, or the one that comes out ahead under Gumbel noise, which is computed
+// only where it can decide. The noise is that of engine/sampling/noise.py.
 
 #pragma once
 
@@ -7,158 +7,46 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <functional>
-#include <limits>
-#include <vector>
 
-#include "attention.h"
+#include "truncation.h"
 
+namespace {
 namespace sampling {
 
-constexpr float NEVER = -std::numeric_limits<float>::infinity();
-
-// Options of a row; temperature 0 leaves the row as it is.
-struct Truncation {
-  double temperature, top_k, top_p, min_p;
-};
-
-// The k-th highest of the row.
-inline float kth_highest(const float* row, int64_t size, int64_t k, std::vector<float>& scratch) {
-  if (k > 2048) {
-    scratch.assign(row, row + size);
-    std::nth_element(scratch.begin(), scratch.begin() + (k - 1), scratch.end(), std::greater<>());
-    return scratch[k - 1];
-  }
-  // A heap of the k highest so far, the lowest of them on top: hardly any token gets in.
-  scratch.assign(row, row + k);
-  std::make_heap(scratch.begin(), scratch.end(), std::greater<>());
-  for (int64_t i = k; i < size; ++i) {
-    if (row[i] <= scratch.front()) continue;
-    std::pop_heap(scratch.begin(), scratch.end(), std::greater<>());
-    scratch.back() = row[i];
-    std::push_heap(scratch.begin(), scratch.end(), std::greater<>());
-  }
-  return scratch.front();
+// The first in [begin, end) that is not a number; `end` if there is none.
+inline int64_t first_other(const float* row, int64_t begin, int64_t end) {
+  int64_t i = begin;
+  Indices others = {};
+  for (; i + WIDTH <= end; i += WIDTH) others |= load(row + i) != load(row + i);
+  if (bits_of(others) != 0) i = begin;
+  return std::find_if(row + i, row + end, [](float x) { return x != x; }) - row;
 }
 
-// The highest entry.
-inline float highest_of(const float* row, int64_t size) {
+// What argmax says: the first of the highest entries, where what is not a number is above all.
+inline int64_t likeliest(const float* row, int64_t size) {
+  constexpr int64_t PIECE = 128 * WIDTH;
   float peak = NEVER;
-  int64_t i = 0;
-  if (size >= WIDTH) {
-    Lanes peaks = load(row);
-    for (i = WIDTH; i + WIDTH <= size; i += WIDTH) {
-      const Lanes entries = load(row + i);
-      peaks = entries > peaks ? entries : peaks;
-    }
-    for (int64_t k = 0; k < WIDTH; ++k) peak = std::max(peak, peaks[k]);
-  }
-  for (; i < size; ++i) peak = std::max(peak, row[i]);
-  return peak;
-}
-
-// Calls function(index) for the entries above a limit, in order. Most of a row is below and passed over in eights.
-template <typename Function>
-void for_above(const float* row, int64_t size, float limit, const Function& function) {
-  int64_t i = 0;
-#ifdef __AVX__
-  const __m256 limits = _mm256_set1_ps(limit);
-  for (; i + WIDTH <= size; i += WIDTH) {
-    const __m256 above = _mm256_cmp_ps(_mm256_loadu_ps(row + i), limits, _CMP_GT_OQ);
-    auto found = static_cast<unsigned>(_mm256_movemask_ps(above));
-    if (found == 0xFF)
-      for (int64_t k = 0; k < WIDTH; ++k) function(i + k);
-    else
-      for (; found != 0; found &= found - 1) function(i + std::countr_zero(found));
-  }
-#endif
-  for (; i < size; ++i)
-    if (row[i] > limit) function(i);
-}
-
-// The sum of e^x over a row.
-inline double mass_of(const float* row, int64_t size) {
-  constexpr int64_t PIECE = 64 * WIDTH;
-  double sums[WIDTH] = {};
+  int64_t first = 0;
   for (int64_t begin = 0; begin < size; begin += PIECE) {
-    float masses[PIECE];
-    const int64_t count = std::min(PIECE, size - begin);
-    for (int64_t i = 0; i < count; ++i) masses[i] = exp_nonpositive(row[begin + i]);
-    std::fill(masses + count, masses + PIECE, 0.0f);
-    for (int64_t i = 0; i < PIECE; i += WIDTH)
-      for (int64_t k = 0; k < WIDTH; ++k) sums[k] += masses[i + k];
+    const int64_t end = std::min(begin + PIECE, size);
+    if (const int64_t other = first_other(row, begin, end); other < end) return other;
+    const float highest = highest_of(row + begin, end - begin);
+    if (highest > peak) {
+      peak = highest;
+      first = begin;
+    }
   }
-  double total = 0.0;
-  for (double sum : sums) total += sum;
-  return total;
+  return std::find(row + first, row + size, peak) - row;
 }
 
-// Buckets of equal width in log probability settle which few tokens have to be sorted.
-constexpr int64_t BUCKETS = 2048, PER_NAT = 16;
+// Of each sequence of SplitMix64 the n-th number belongs to token n.
+constexpr uint64_t STEP = 0x9E3779B97F4A7C15u, FIRST_FACTOR = 0xBF58476D1CE4E5B9u, SECOND_FACTOR = 0x94D049BB133111EBu;
 
-inline int64_t bucket_of(float logit) {
-  return std::min<int64_t>(BUCKETS - 1, static_cast<int64_t>(std::min(-logit, 1e4f) * PER_NAT));
-}
-
-// Keeps the smallest set of most likely tokens whose mass reaches `wanted`, the lowest ids among equals, if all of it is
-// above a limit, which lies between two buckets; otherwise it changes nothing and returns false.
-inline bool keep_above(float* row, int64_t size, double wanted, float limit, std::vector<int64_t>& tokens) {
-  double masses[BUCKETS] = {};
-  tokens.clear();
-  for_above(row, size, limit, [&](int64_t token) {
-    masses[bucket_of(row[token])] += exp_nonpositive(row[token]);
-    tokens.push_back(token);
-  });
-  double before = 0.0;
-  int64_t border = 0;
-  while (border < BUCKETS - 1 && before + masses[border] < wanted) before += masses[border++];
-  if (limit != NEVER && border >= bucket_of(limit)) return false;
-  std::vector<int64_t> candidates;
-  for (int64_t token : tokens) {
-    const int64_t bucket = bucket_of(row[token]);
-    if (bucket == border) candidates.push_back(token);
-    if (bucket > border) row[token] = NEVER;
-  }
-  std::sort(candidates.begin(), candidates.end(),
-            [&](int64_t a, int64_t b) { return row[a] != row[b] ? row[a] > row[b] : a < b; });
-  size_t kept = 0;
-  while (kept < candidates.size() && before < wanted) before += exp_nonpositive(row[candidates[kept++]]);
-  for (; kept < candidates.size(); ++kept) row[candidates[kept]] = NEVER;
-  for (int64_t i = 0; i < size; ++i) row[i] = row[i] > limit ? row[i] : NEVER;
-  return true;
-}
-
-// Keeps the smallest set of most likely tokens whose mass reaches top_p. The highest entry of the row is 0.
-inline void keep_mass(float* row, int64_t size, double top_p) {
-  const double wanted = top_p * mass_of(row, size);
-  std::vector<int64_t> tokens;
-  // What lies far below is seldom wanted, and is most of a row.
-  for (const float limit : {-12.0f, NEVER})
-    if (keep_above(row, size, wanted, limit, tokens)) return;
-}
-
-inline void truncate(float* row, int64_t size, const Truncation& options, std::vector<float>& scratch) {
-  if (options.temperature == 0.0) return;
-  const float highest = highest_of(row, size);
-  const float temperature = static_cast<float>(options.temperature);
-  for (int64_t i = 0; i < size; ++i) row[i] = (row[i] - highest) / temperature;
-  const auto top_k = static_cast<int64_t>(options.top_k);
-  if (top_k > 0 && top_k < size) {
-    const float last = kth_highest(row, size, top_k, scratch);
-    for (int64_t i = 0; i < size; ++i) row[i] = row[i] < last ? NEVER : row[i];
-  }
-  if (options.top_p < 1.0) keep_mass(row, size, options.top_p);
-  if (options.min_p > 0.0) {
-    const float least = static_cast<float>(std::log(options.min_p));
-    for (int64_t i = 0; i < size; ++i) row[i] = row[i] < least ? NEVER : row[i];
-  }
-}
-
-// SplitMix64's number for a token of the sequence that starts at `start`.
+// The number's upper 52 bits for a token of the sequence that starts at `start`.
 inline uint64_t mixed(uint64_t start, int64_t token) {
-  uint64_t state = start + static_cast<uint64_t>(token + 1) * 0x9E3779B97F4A7C15u;
-  state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9u;
-  state = (state ^ (state >> 27)) * 0x94D049BB133111EBu;
+  uint64_t state = start + static_cast<uint64_t>(token + 1) * STEP;
+  state = (state ^ (state >> 30)) * FIRST_FACTOR;
+  state = (state ^ (state >> 27)) * SECOND_FACTOR;
   return (state ^ (state >> 31)) >> 12;
 }
 
@@ -173,26 +61,135 @@ inline double at_most(uint64_t bits) {
   return (std::countl_zero(rest) - 10) * 0.6931471805599454;
 }
 
-// The `count` highest of row + noise, highest first and the lowest token among equals. Where fewer can be chosen the
-// rest is token 0 with a score of minus infinity.
-// ids: whose noise each entry gets; none where that is its number.
+#ifdef __AVX2__
+inline __m256i times(__m256i x, uint64_t factor) {
+  const __m256i lower = _mm256_set1_epi64x(static_cast<int64_t>(factor));
+  const __m256i upper = _mm256_set1_epi64x(static_cast<int64_t>(factor >> 32));
+  const __m256i crossed =
+      _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(x, 32), lower), _mm256_mul_epu32(x, upper));
+  return _mm256_add_epi64(_mm256_mul_epu32(x, lower), _mm256_slli_epi64(crossed, 32));
+}
+
+// The upper halves of the numbers of four tokens, in the upper halves of the result.
+inline __m256i upper_halves(uint64_t start, __m256i tokens) {
+  const __m256i first = _mm256_set1_epi64x(static_cast<int64_t>(start + STEP));
+  __m256i state = _mm256_add_epi64(first, times(tokens, STEP));
+  state = times(_mm256_xor_si256(state, _mm256_srli_epi64(state, 30)), FIRST_FACTOR);
+  state = times(_mm256_xor_si256(state, _mm256_srli_epi64(state, 27)), SECOND_FACTOR);
+  return _mm256_xor_si256(state, _mm256_srli_epi64(state, 31));
+}
+#endif
+
+// The highest so far of entries + noise, highest first and the lowest token among equals. While there are fewer, the rest is
+// token 0 with a score of minus infinity.
+class Highest {
+ public:
+  // ids: whose noise each entry gets; none where that is its number.
+  Highest(uint64_t start, int64_t count, int64_t* tokens, double* scores, const int64_t* ids)
+      : start_(start), count_(count), tokens_(tokens), scores_(scores), ids_(ids) {
+    std::fill(tokens, tokens + count, 0);
+    std::fill(scores, scores + count, static_cast<double>(NEVER));
+  }
+
+  // Entries that come behind all before them.
+  void add(const Entries& entries) {
+    int64_t i = 0;
+#ifdef __AVX2__
+    for (; i + WIDTH <= entries.count(); i += WIDTH)
+      for (unsigned found = may_win(entries.scaled() + i, entries.indices() + i); found != 0; found &= found - 1) {
+        const int64_t place = i + std::countr_zero(found);
+        add(entries.scaled()[place], entries.indices()[place]);
+      }
+#endif
+    for (; i < entries.count(); ++i) add(entries.scaled()[i], entries.indices()[i]);
+  }
+
+ private:
+  void add(float entry, int64_t token) {
+    const uint64_t bits = mixed(start_, ids_ ? ids_[token] : token);
+    if (entry + at_most(bits) < scores_[count_ - 1]) return;
+    const double score = entry + gumbel(bits);
+    if (!(score > scores_[count_ - 1])) return;
+    int64_t place = count_ - 1;
+    for (; place > 0 && score > scores_[place - 1]; --place) {
+      scores_[place] = scores_[place - 1];
+      tokens_[place] = tokens_[place - 1];
+    }
+    scores_[place] = score;
+    tokens_[place] = token;
+  }
+
+#ifdef __AVX2__
+  // Bit k is set where the k-th entry may come to be among the highest. For that its noise has to be at least what it lacks:
+  // lack <= -log(-log(u)) <= -log(1 - u), so 1 - u <= e^-lack. Where 1 - u > 2^-n with n <= lack / log(2) - 1 it is
+  // twice as much, and rounding of a float cannot matter.
+  unsigned may_win(const float* entries, const int32_t* tokens) const {
+    const Lanes lack = static_cast<float>(scores_[count_ - 1]) - load(entries);
+    const __m256 n = reinterpret_cast<__m256>(lack * 1.44269504088896341f - 1.0f);
+    const __m256 bounded = _mm256_min_ps(_mm256_max_ps(n, _mm256_setzero_ps()), _mm256_set1_ps(31.0f));
+    // 2^(31 - n), as bits of a float.
+    const __m256i exponent = _mm256_sub_epi32(_mm256_set1_epi32(127 + 31), _mm256_cvttps_epi32(bounded));
+    const __m256 most = _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+    // 31 bits of 1 - u, in whole numbers.
+    const __m256i rest = _mm256_srli_epi32(_mm256_xor_si256(upper_bits(tokens), _mm256_set1_epi32(-1)), 1);
+    return _mm256_movemask_ps(_mm256_cmp_ps(_mm256_cvtepi32_ps(rest), most, _CMP_LE_OQ));
+  }
+
+  // The upper 32 bits of the numbers of eight tokens.
+  __m256i upper_bits(const int32_t* tokens) const {
+    __m256 halves[2];
+    for (int64_t half = 0; half < 2; ++half) {
+      const __m128i own = _mm_loadu_si128(reinterpret_cast<const __m128i*>(tokens + 4 * half));
+      const __m256i wide = ids_ ? _mm256_i32gather_epi64(reinterpret_cast<const long long*>(ids_), own, 8)
+                                : _mm256_cvtepi32_epi64(own);
+      halves[half] = _mm256_castsi256_ps(upper_halves(start_, wide));
+    }
+    const __m256i mixed_up = _mm256_castps_si256(_mm256_shuffle_ps(halves[0], halves[1], 0xDD));
+    return _mm256_permute4x64_epi64(mixed_up, 0xD8);
+  }
+#endif
+
+  uint64_t start_;
+  int64_t count_;
+  int64_t* tokens_;
+  double* scores_;
+  const int64_t* ids_;
+};
+
+// Shows `highest` all that is kept of a row.
+inline void add_kept(const float* row, int64_t size, const Kept& kept, Entries& piece, Highest& highest) {
+  constexpr int64_t PIECE = 512 * WIDTH;
+  const int64_t count = kept.entries ? kept.entries->count() : size;
+  for (int64_t begin = 0; begin < count; begin += PIECE) {
+    const int64_t end = std::min(begin + PIECE, count);
+    Writer writer = piece.begin(PIECE);
+    if (kept.entries)
+      put_kept(kept.entries->scaled() + begin, kept.entries->indices() + begin, end - begin, kept.cut, writer);
+    else
+      put_kept(row, begin, end, kept.scale, kept.cut, writer);
+    piece.end(writer);
+    highest.add(piece);
+  }
+}
+
+// The `count` highest of row + noise; see Highest.
 inline void top(const float* row, int64_t size, uint64_t start, int64_t count, int64_t* tokens, double* scores,
                 const int64_t* ids) {
-  std::fill(tokens, tokens + count, 0);
-  std::fill(scores, scores + count, static_cast<double>(NEVER));
-  for_above(row, size, NEVER, [&](int64_t token) {
-    const uint64_t bits = mixed(start, ids ? ids[token] : token);
-    if (row[token] + at_most(bits) < scores[count - 1]) return;
-    const double score = row[token] + gumbel(bits);
-    if (!(score > scores[count - 1])) return;
-    int64_t place = count - 1;
-    for (; place > 0 && score > scores[place - 1]; --place) {
-      scores[place] = scores[place - 1];
-      tokens[place] = tokens[place - 1];
-    }
-    scores[place] = score;
-    tokens[place] = token;
-  });
+  Highest highest(start, count, tokens, scores, ids);
+  add_kept(row, size, {{}, {}, nullptr}, Desk::own().piece, highest);
+}
+
+// The token of a row: the likeliest, or with a temperature the one of those that truncation leaves that comes out ahead
+// under the noise that begins at `start`.
+inline int64_t choose(const float* row, int64_t size, const Truncation& options, uint64_t start) {
+  if (options.temperature == 0.0) return likeliest(row, size);
+  Desk& desk = Desk::own();
+  int64_t token;
+  double score;
+  Highest highest(start, 1, &token, &score, nullptr);
+  add_kept(row, size, kept_of(row, size, options, desk.entries), desk.piece, highest);
+  return token;
 }
 
 }  // namespace sampling
+}  // namespace

@@ -105,7 +105,31 @@ inline bool settle_all(const float* weights, const float* numbers, const int* mu
   return true;
 }
 
-// The numbers, steps and scale of MANY weights; false if they are not of this kind.
+// Whether weights are what numbers, steps and this scale make, as they are or rounded by float16.
+inline bool makes(const float* weights, const uint8_t* numbers, const int8_t* found, float scale) {
+  int32_t others = 0;
+  for (int64_t i = 0; i < MANY; ++i) {
+    // Not rounded: a number and a step have 13 bits together, a scale 11.
+    const float made = static_cast<float>((numbers[i] - FARTHEST) * found[i / HALF]) * scale;
+    others += made != weights[i] && steps::held(made) != weights[i];
+  }
+  return others == 0;
+}
+
+// Corrects the scale where a neighbour of it makes the weights exactly; whether one does.
+inline bool make_exact(const float* weights, const uint8_t* numbers, Found& found) {
+  const auto bits = static_cast<c10::Half>(found.scale).x;
+  for (const int away : {0, 1, -1}) {
+    const c10::Half scale(static_cast<uint16_t>(bits + away), c10::Half::from_bits());
+    if (!makes(weights, numbers, found.steps, static_cast<float>(scale))) continue;
+    found.scale = static_cast<float>(scale);
+    return true;
+  }
+  return false;
+}
+
+// The numbers, steps and scale of MANY weights; false if they are not of this kind. Steps that are equal, or few, lie on
+// multiples of several scales: those of the file make the weights exactly, others nearly.
 inline bool find(const float* weights, uint8_t* target, Found& found) {
   float numbers[MANY], sizes[HALVES];
   for (int64_t i = 0; i < MANY; ++i)
@@ -121,6 +145,9 @@ inline bool find(const float* weights, uint8_t* target, Found& found) {
     return true;
   }
   // The largest step is -128 scales in files that llama.cpp has written, unless what was found is a multiple of it.
+  bool is_near = false;
+  uint8_t near_numbers[MANY];
+  Found near_found;
   for (const int64_t base : order)
     for (int size = LARGEST_STEP; size > 0 && sizes[base] > 0; --size) {
       int multiples[HALVES];
@@ -128,10 +155,20 @@ inline bool find(const float* weights, uint8_t* target, Found& found) {
       if (!divide(sizes, scale, multiples)) continue;
       for (const float sign : {1.0f, -1.0f}) {
         found.scale = sign * scale;
-        if (settle_all(weights, numbers, multiples, target, found)) return true;
+        if (!settle_all(weights, numbers, multiples, target, found)) continue;
+        if (make_exact(weights, target, found)) return true;
+        if (!is_near) {
+          std::copy(target, target + MANY, near_numbers);
+          near_found = found;
+          is_near = true;
+        }
       }
     }
-  return false;
+  if (is_near) {
+    std::copy(near_numbers, near_numbers + MANY, target);
+    found = near_found;
+  }
+  return is_near;
 }
 
 }  // namespace six_steps

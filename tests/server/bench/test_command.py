@@ -227,6 +227,10 @@ def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[st
         (["--config", "a.yaml"], "--config is a setting of the server that the benchmark starts"),
         (["--rate", "1", "--concurrency", "2"], "--concurrency and --rate both set the load"),
         (["--paired", "--against", "http://b"], "--paired and --against both name what to compare with"),
+        (
+            ["--paired", "--extra", '{"speculation": {"enabled": false}}'],
+            '--extra: {"speculation": {"enabled": false}} makes all requests plain',
+        ),
         (["--paired", "--rate", "1"], "a paired run takes --concurrency, not --rate"),
         (["--plot", "a.svg"], "--plot: a.svg must end in .png"),
         (["--json", "/nowhere/a.json"], "cannot write /nowhere/a.json"),
@@ -306,6 +310,29 @@ def test_a_server_of_its_own_is_started_measured_and_ended(
     regions = [event["name"] for event in events if event.get("cat") == "user_annotation"]
     assert {*StepPart} <= {*regions}
     assert regions.count("forward") == 4
+
+
+def test_plain_decoding_is_not_compared_with_itself(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "SERVE", (sys.executable, "-c", "import sys; sys.exit('it is started')"))
+    assert main(["bench", "--paired", "--speculation", "none"]) == 2
+    refused = capsys.readouterr().err
+    assert refused.startswith("outrider: --paired compares speculation with plain decoding, and with specul")
+    assert "--speculation ngram" in refused
+    assert refused.count("\n") == 1
+    monkeypatch.setenv("OUTRIDER_SPECULATION", "none")
+    assert main(["bench", "--paired"]) == 2
+    assert capsys.readouterr().err == refused
+    # Each of these makes drafts without a method, or compares nothing.
+    for flags in (
+        ["--paired", "--extra", '{"prediction": "to be or not to be"}'],
+        ["--paired", "--extra", '{"response_format": {"type": "json_object"}}'],
+        ["--paired", "--speculation", "ngram"],
+        [],
+    ):
+        assert main(["bench", *flags]) == 1
+        assert capsys.readouterr().err.endswith("outrider: it is started\n")
 
 
 def test_a_server_of_its_own_that_does_not_start_says_why(

@@ -125,6 +125,16 @@ def test_a_server_that_drafts_although_asked_not_to_is_found_out() -> None:
     assert "NOTE: 4 tokens were drafted for plain answers: the server ignored the wish" in text
 
 
+def test_a_server_that_drafts_nothing_is_found_out() -> None:
+    plain = DraftCounts(0, 0, 3)
+    text = compare(Pair(answer("a", 0.25, plain), answer("a", 0.5, plain)))
+    assert (
+        "NOTE: no token was drafted with speculation either: plain decoding was compared with itself" in text
+    )
+    for told in (DraftCounts(1, 0, 3), None):
+        assert "NOTE" not in compare(Pair(answer("a", 0.25, told), answer("a", 0.5, plain)))
+
+
 def test_failed_pairs_are_shown_and_long_lists_are_cut() -> None:
     failures = [Pair(record("a", error=f"no {number}"), record("a")) for number in range(12)]
     text = compare(*failures)

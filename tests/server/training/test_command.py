@@ -2,34 +2,26 @@
 
 import io
 import json
-import logging
+import os
 import signal
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
 import pytest
 
+from engine.training import running
 from engine.training.trainer import Evaluation
 from server.cli import main
 from server.training.curves import as_csv, as_png
 from server.training.progress import Progress, left
 from tests.tiny import save_tiny
 
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model"), num_hidden_layers=4)
-
-
-@pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    """The command sets up logging for its process, which here goes on."""
-    loggers = [logging.getLogger(name) for name in (None, "engine", "server", "uvicorn", "uvicorn.access")]
-    before = [(logger.level, logger.handlers[:], logger.filters[:], logger.propagate) for logger in loggers]
-    yield
-    for logger, (level, handlers, filters, propagate) in zip(loggers, before, strict=True):
-        logger.setLevel(level)
-        logger.handlers[:], logger.filters[:], logger.propagate = handlers, filters, propagate
 
 
 @pytest.fixture
@@ -129,6 +121,63 @@ def test_values_that_cannot_be_are_refused(
 def test_what_is_missing_is_named(wrong: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train-head", *wrong]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_wrong_path_is_said_before_torch_is_loaded(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "server.training.in_process", None)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "locked").mkdir()
+    missing, file, locked = str(tmp_path / "missing"), str(tmp_path / "file" / "head"), tmp_path / "locked"
+    out = tmp_path / "head"
+    # Whoever runs as root may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != locked)
+    for more, message in (
+        (["--prompts", missing], f"there is no file {missing}"),
+        (["--generations", str(data), missing], f"there is no file {missing}"),
+        (["--text", str(locked)], f"there is no file {locked}"),
+        (["--out", file], f"--out: {file} cannot be a folder: {tmp_path / 'file'} is a file"),
+        (["--work", file], f"--work: {file} cannot be a folder: {tmp_path / 'file'} is a file"),
+        (["--out", str(locked / "a" / "b")], f"--out: cannot write to {locked}: change its rights"),
+        (["--work", str(locked)], f"--work: cannot write to {locked}: change its rights"),
+    ):
+        assert main(flags(tmp_path, data, out, *more)) == 2
+        assert message in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != data)
+    assert main(flags(tmp_path, data, out)) == 2
+    assert f"cannot read {data}" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "line", "message"),
+    [
+        ("--prompts", '{"turns": []}', "line 2: not a prompt"),
+        ("--generations", '{"prompt_token_ids": [1]}', "line 2: not a generation of this model"),
+        ("--generations", '{"prompt_token_ids": [1], "output_token_ids": [-1]}', "line 2: not a generation"),
+        ("--text", '{"text": 1}', "line 2: not a text"),
+        ("--text", '{"messages": [{"role": "user"}]}', "line 2: not a text"),
+        ("--text", "[", "line 2 is not JSON"),
+    ],
+)
+def test_a_wrong_line_is_said_before_the_model_is_loaded(
+    flag: str,
+    line: str,
+    message: str,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running, "load_causal_lm", lambda _: pytest.fail("the model is loaded"))
+    path = tmp_path / "given.jsonl"
+    path.write_text(f"\n{line}\n", "utf-8")
+    assert main(flags(tmp_path / "no model", data, tmp_path / "head", flag, str(path), "--quiet")) == 1
+    assert f"{path}, {message}" in capsys.readouterr().err
+    path.write_text("\n", "utf-8")
+    assert main(flags(tmp_path / "no model", path, tmp_path / "head", "--quiet")) == 1
+    assert "there is nothing to train on: the files are empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["[]", "{", '{"turns": []}', '{"messages": [{"role": "tool"}]}', "{}"])
