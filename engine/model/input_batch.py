@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.model.batch_context import BatchContext, ContextPart
 from engine.token_tree import EMPTY_TREE, TokenTree
 
 
@@ -79,8 +80,7 @@ class InputBatch:
         slots: int64 [T]; where each token's keys and values go.
         visible: int64 [T]; leading slots of its sequence that the token attends to.
         ancestors: int64 [T]; bit n - 1 set: it attends to node n of its tree as well.
-        context_slots: Per sequence int64 [num_slots]; cache slots in sequence order, tree nodes last.
-        context_positions: Per sequence int64 [num_slots]; their positions.
+        context: Per sequence, where it has all that it may attend to.
         spans: Per sequence, where it lies.
         logits_rows: int64 [R]; flat token indices whose logits are wanted, in order.
     """
@@ -90,8 +90,7 @@ class InputBatch:
     slots: torch.Tensor
     visible: torch.Tensor
     ancestors: torch.Tensor
-    context_slots: tuple[torch.Tensor, ...]
-    context_positions: tuple[torch.Tensor, ...]
+    context: BatchContext
     spans: tuple[SequenceSpan, ...]
     logits_rows: torch.Tensor
 
@@ -109,18 +108,30 @@ class InputBatch:
         input_ids, positions, slots, visible, ancestors = torch.tensor(
             columns, dtype=torch.int64, device=device
         ).unbind()
-        context_slots, context_positions = _context(slices, spans, block_size, device)
+        parts = [
+            ContextPart(piece.block_table, piece.first_slot, span.num_committed, piece.tree)
+            for piece, span in zip(slices, spans, strict=True)
+        ]
         return cls(
             input_ids=input_ids,
             positions=positions,
             slots=slots,
             visible=visible,
             ancestors=ancestors,
-            context_slots=context_slots,
-            context_positions=context_positions,
+            context=BatchContext(parts, block_size, device),
             spans=tuple(spans),
             logits_rows=torch.tensor(rows, dtype=torch.int64, device=device),
         )
+
+    @property
+    def context_slots(self) -> tuple[torch.Tensor, ...]:
+        """Per sequence int64 [num_slots]; cache slots in sequence order, tree nodes last."""
+        return self.context.slots
+
+    @property
+    def context_positions(self) -> tuple[torch.Tensor, ...]:
+        """Per sequence int64 [num_slots]; their positions."""
+        return self.context.positions
 
     def to(self, device: torch.device) -> "InputBatch":
         """The same batch on a device. All tensors take one copy, since each costs a GPU the same wait."""
@@ -140,8 +151,7 @@ class InputBatch:
             slots=slots,
             visible=visible,
             ancestors=ancestors,
-            context_slots=tuple(context[:count]),
-            context_positions=tuple(context[count:]),
+            context=BatchContext.moved(tuple(context[:count]), tuple(context[count:])),
             spans=self.spans,
             logits_rows=logits_rows,
         )
@@ -185,26 +195,3 @@ def _append(flat: _FlatTokens, piece: SequenceSlice, block_size: int) -> Sequenc
         for index in range(piece.first_slot + piece.start + cached, end)
     )
     return SequenceSpan(begin, len(flat.input_ids), num_committed, num_slots, has_tree)
-
-
-def _context(
-    slices: Sequence[SequenceSlice], spans: Sequence[SequenceSpan], block_size: int, device: torch.device
-) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """The context's slots and positions, see InputBatch: views, if there is no tree, of one tensor each."""
-    longest = max((span.num_slots for span in spans), default=0)
-    counted = torch.arange(max(longest, block_size), dtype=torch.int64, device=device)
-    starts = [block * block_size for piece in slices for block in piece.block_table]
-    table = torch.tensor(starts, dtype=torch.int64, device=device)
-    table_slots = (table.unsqueeze(1) + counted.narrow(0, 0, block_size)).view(-1)
-    slots, positions = [], []
-    table_begin = 0
-    for piece, span in zip(slices, spans, strict=True):
-        slots.append(table_slots.narrow(0, table_begin + piece.first_slot, span.num_slots))
-        table_begin += len(piece.block_table) * block_size
-        if span.has_tree:
-            depths = torch.tensor(piece.tree.depths()[1:], dtype=torch.int64, device=device)
-            of_nodes = span.num_committed - 1 + depths
-            positions.append(torch.cat((counted.narrow(0, 0, span.num_committed), of_nodes)))
-        else:
-            positions.append(counted.narrow(0, 0, span.num_slots))
-    return tuple(slots), tuple(positions)

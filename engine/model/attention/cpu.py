@@ -4,8 +4,6 @@ Each row and head is computed on its own, in the order of the row's sequence, so
 the same bits alone, in a batch, in a chunk, or as a draft node. The cost is linear in the context.
 """
 
-import itertools
-
 import torch
 
 from engine.model.attention.interface import AttentionPlan, LayerOptions
@@ -46,13 +44,12 @@ class CpuPlan:
         self._slots = batch.slots
         self._visible = batch.visible
         self._ancestors = batch.ancestors
-        self._context = torch.cat(batch.context_slots)
-        offsets = itertools.accumulate((span.num_slots for span in batch.spans), initial=0)
+        self._context = batch.context.table_slots
         # A row a sequence: what it holds is told in operators.cpp.
         self._spans = torch.tensor(
             [
-                (span.begin, span.end, span.num_committed, span.num_slots, offset)
-                for span, offset in zip(batch.spans, offsets, strict=False)
+                (span.begin, span.end, span.num_committed, span.num_slots, begin)
+                for span, begin in zip(batch.spans, batch.context.begins, strict=True)
             ],
             dtype=torch.int64,
         )
