@@ -104,6 +104,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--draft-vocab-size", nargs="+", default=["auto"], help="of the draft model; several are compared"
     )
+    parser.add_argument(
+        "--no-draft-rounding", action="store_true", help="hold the draft model's layers as its file has them"
+    )
     parser.add_argument("--eagle", metavar="HEAD", help="adds the method eagle")
     parser.add_argument("--medusa", metavar="HEADS", help="adds the method medusa")
     parser.add_argument("--tree", help="of the heads, instead of a chain")
@@ -147,6 +150,7 @@ def build(options: argparse.Namespace) -> dict[str, LLM]:
     ]
     if options.draft_model:
         own = {"draft_model": options.draft_model, "lookup": options.lookup, **length}
+        own["draft_rounding"] = not options.no_draft_rounding
         methods += [DraftModelSpeculation(**own, draft_vocab_size=size) for size in options.draft_vocab_size]
     if options.eagle:
         methods.append(EagleSpeculation(head=options.eagle, **shape))
