@@ -120,7 +120,6 @@ class CostModel:
         said = self.step(shape) if self.is_measured else None
         if not shape.reads_prompts:
             expected = self._observe_drafts(shape, expected, forward_seconds + host_seconds)
-        if not shape.reads_prompts:
             self._ratios.append(forward_seconds / expected)
             self._rows.append(shape.rows)
             self._are_plain.append(shape.rows == shape.requests)
