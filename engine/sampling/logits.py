@@ -259,7 +259,8 @@ def _keep_mass(logits: torch.Tensor, rows: Sequence[int], masses: Sequence[float
     before = ranked.cumsum(dim=-1, dtype=torch.float64) - ranked
     wanted = upload(masses, torch.float64, logits.device)[:, None]
     kept = (before < wanted).sum(dim=-1, keepdim=True)
-    border = ranked.gather(1, kept - 1)
+    # Of a row that is no numbers nothing is kept, which must not end the step of the others.
+    border = ranked.gather(1, (kept - 1).clamp_(min=0))
     above = probs > border
     equal = probs == border
     room = kept - above.sum(dim=-1, keepdim=True)

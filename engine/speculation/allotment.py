@@ -95,7 +95,9 @@ class Tariff:
         """
         if math.isfinite(self.most):
             return ()
-        per_node = self.rise[num_nodes] / num_nodes if num_nodes else 0.0
+        # Chains that grow may come to more than were weighed.
+        weighed = min(num_nodes, len(self.rise) - 1)
+        per_node = self.rise[weighed] / weighed if weighed else 0.0
         share = self.seconds / self.requests
         return tuple(
             share * math.log1p(sum(bid.values[:count])) - per_node * count if count else 0.0

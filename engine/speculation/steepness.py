@@ -13,7 +13,8 @@ class Steepness:
 
     A plain step waits for memory, more rows for arithmetic, and others on the machine slow the one or the
     other. The work around drafts, such as building their trees, is in it as well. Steps are held against
-    plain ones of the same moment; where there were none with drafts for a while it goes back to 1.
+    plain ones of the same moment; where there were none of the one kind or of the other for a while it goes
+    back to 1.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, compress
 from statistics import median
 
 from engine.speculation.linear_fit import LinearFit
@@ -56,10 +56,10 @@ class CostModel:
         self._curve = RowCurve()
         self._per_context = 0.0
         self._per_row_context = 0.0
-        # Of recent steps what they took over what the curve says, their rows, and which of those are drafts.
+        # Of recent steps what they took over what the curve says, their rows, and which had no drafts.
         self._ratios: deque[float] = deque(maxlen=_RECENT)
         self._rows: deque[int] = deque(maxlen=_RECENT)
-        self._drafts: deque[int] = deque(maxlen=_RECENT)
+        self._are_plain: deque[bool] = deque(maxlen=_RECENT)
         self._speed = 1.0
         self._steepness = Steepness()
         self._num_steps = 0
@@ -79,7 +79,7 @@ class CostModel:
         self._per_context, self._per_row_context = per_context, per_row_context
         self._ratios.extend([1.0] * 3)
         self._rows.extend([0] * 3)
-        self._drafts.extend([0] * 3)
+        self._are_plain.extend([False] * 3)  # Of another moment.
         self._speed = 1.0
         self._host_costs = (0.0, 0.0)
         self.is_measured = True
@@ -120,11 +120,10 @@ class CostModel:
         said = self.step(shape) if self.is_measured else None
         if not shape.reads_prompts:
             expected = self._observe_drafts(shape, expected, forward_seconds + host_seconds)
-        if not shape.reads_prompts:
             self._ratios.append(forward_seconds / expected)
             self._rows.append(shape.rows)
-            self._drafts.append(shape.rows - shape.requests)
-            plain = [ratio for ratio, drafts in zip(self._ratios, self._drafts, strict=True) if not drafts]
+            self._are_plain.append(shape.rows == shape.requests)
+            plain = list(compress(self._ratios, self._are_plain))
             # What drafts cost is told from plain steps.
             self._speed = median(plain if len(plain) >= _ENOUGH else self._ratios)
             self.is_measured = True
@@ -140,7 +139,9 @@ class CostModel:
         """Learns what drafts added to a step; returns what was expected of its pass, at rest."""
         rise = expected - self._at_rest(shape.plain)
         expected += (self._steepness.value - 1.0) * rise
-        self._steepness.observe(self._speed * rise, seconds - self.step(shape.plain), self.unit)
+        # Without plain ones nobody can say whether rows have become dearer or all of the step.
+        said = self._speed * rise if sum(self._are_plain) >= _ENOUGH else 0.0
+        self._steepness.observe(said, seconds - self.step(shape.plain), self.unit)
         return expected
 
     def _observe_host(self, shape: StepShape, seconds: float) -> None:

@@ -6,7 +6,6 @@ Two kinds of files have them: *generations* (`id`, `prompt_token_ids`, `output_t
 
 import hashlib
 import json
-import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,9 @@ from engine.tokenizer import Tokenizer
 
 GENERATIONS_FORMAT = "an object per line with `id`, `prompt_token_ids` and `output_token_ids`"
 TEXTS_FORMAT = "an object per line with `messages` (a conversation) or `text`"
+
+_MOST_IDS = 2**63
+"""Of any model: digests take ids as whole numbers of 64 bits."""
 
 Message = Mapping[str, Any]
 
@@ -171,7 +173,7 @@ def _ids(value: object, vocab_size: int | None) -> list[int] | None:
     """A list of token ids, or None if it is none."""
     if not isinstance(value, list):
         return None
-    end = math.inf if vocab_size is None else vocab_size
+    end = _MOST_IDS if vocab_size is None else vocab_size
     return value if all(type(item) is int and 0 <= item < end for item in value) else None
 
 

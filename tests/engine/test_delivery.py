@@ -13,7 +13,7 @@ from engine.inbox import Inbox, Inboxes
 from engine.model.model_runner import ModelRunner
 from engine.outputs import FinishReason, RequestOutput
 from tests.engine.answers import PROMPT, essence, plain_answer
-from tests.engine.async_engines import ENDLESS, WISHES, Gate, answer_of, ask, is_empty, running
+from tests.engine.async_engines import ENDLESS, WISHES, Gate, answer_of, ask, is_empty, running, until
 from tests.engines import build_llm
 
 METHODS = {
@@ -73,16 +73,22 @@ def test_outputs_go_out_beside_the_next_pass_if_a_device_runs_it(is_early: bool)
 
 def test_an_end_from_outside_comes_behind_what_was_put_off() -> None:
     with running() as engine:
-        engine._core.launches_early = True
+        core = engine._core
+        core.launches_early = True
+        gate = Gate(core)
+        gate.open.clear()
+
+        async def read() -> list[RequestOutput]:
+            return [output async for batch in engine.generate("a", PROMPT, ENDLESS) for output in batch]
 
         async def scenario() -> None:
-            outputs: list[RequestOutput] = []
-            async for batch in engine.generate("a", PROMPT, ENDLESS):
-                outputs.extend(batch)
-                if len(outputs) < 4:
-                    await engine.abort("a")
-            assert outputs[-1].finish_reason is FinishReason.ABORT
-            assert outputs[-1].num_output_tokens == sum(len(output.token_ids) for output in outputs)
+            reading = asyncio.create_task(read())
+            await until(lambda: bool(core._in_step))
+            await engine.abort("a")
+            gate.open.set()
+            first, last = await reading
+            assert (len(first.token_ids), first.finish_reason) == (1, None)
+            assert (last.num_output_tokens, last.finish_reason) == (1, FinishReason.ABORT)
 
         ask(scenario)
         assert is_empty(engine)

@@ -175,6 +175,15 @@ def test_top_p_breaks_ties_by_the_lowest_id() -> None:
     assert kept([0.0, 5.0, 0.0, 0.0], SamplingParams(top_p=0.985)) == [0, 1]
 
 
+def test_a_row_that_is_no_numbers_does_not_end_the_step_of_its_neighbours() -> None:
+    params = SamplingParams(top_p=0.9)
+    rows = random_logits(3)
+    alone = process_logits(rows[:1], [group(params)])
+    rows[1] = math.nan
+    rows[2] = -INF
+    assert torch.equal(process_logits(rows, [group(params)] * 3)[:1], alone)
+
+
 def test_min_p_is_relative_to_the_best() -> None:
     row = logits_of(0.5, 0.3, 0.15, 0.05)
     assert kept(row, SamplingParams(min_p=0.25)) == [0, 1, 2]

@@ -251,6 +251,16 @@ def test_what_kept_nodes_of_lookups_win_is_reckoned() -> None:
     assert planner.allot(beside_a_prompt, [Offer(0, 0, (0.95, 0.9))], [[]]).gains == ()
 
 
+def test_chains_may_grow_to_more_nodes_than_are_weighed() -> None:
+    planner = AutoPlanner(known(taught("a", 0.9, 0.0001, 0.00001), curve=gpu))
+    growing = [replace(wish, ends_early=True) for wish in wishes(64, 8)]
+    offer = Offer(64, 0, (0.95,))
+    allotment = planner.allot(load(65, num_draft_rows=1000), [offer], [growing])
+    assert num_nodes(allotment, 0) == 64 * 8
+    assert allotment.kept == (1,)
+    assert 0.0 < allotment.gains[0] < math.log(1.95) * gpu(65) / 65
+
+
 def test_lookups_that_promise_too_much_are_believed_less() -> None:
     lookup = MethodMeasurements("ngram", estimates=True)
     measurements = known(lookup)

@@ -96,6 +96,27 @@ def test_what_rows_cost_for_a_moment_is_not_believed_for_long_where_nobody_draft
     assert cost.rise(drafted(4, 0), 1)[1] < 0.7 * before
 
 
+@pytest.mark.parametrize("factor", [0.25, 0.5, 2.0])
+@pytest.mark.parametrize("every", [0, 20])
+def test_a_machine_of_another_speed_has_no_steeper_rows_where_nearly_all_steps_have_drafts(
+    factor: float, every: int
+) -> None:
+    cost = CostModel()
+    cost.calibrate({1: 0.010, 64: 0.073}, 0.0, 0.0)
+    for step in range(200):
+        nodes = 0 if every and step % every == 0 else (2, 4, 8)[step % 3]
+        cost.observe(drafted(1, nodes), factor * (0.010 + 0.001 * nodes), 0.0005)
+    assert cost.rise(drafted(1, 0), 4)[4] == pytest.approx(factor * 0.004, rel=0.1)
+    assert cost.forward(drafted(1, 0)) == pytest.approx(factor * 0.010, rel=0.05)
+
+
+def test_drafts_of_the_first_step_do_not_make_rows_cheap() -> None:
+    cost = CostModel()
+    for nodes in (5, 0, 0, 0):
+        cost.observe(drafted(1, nodes), 0.020 + 0.0024 * nodes, 0.001)
+    assert cost.rise(drafted(1, 0), 5)[5] == pytest.approx(0.012, rel=0.1)
+
+
 def test_one_step_that_the_machine_slept_through_says_nothing() -> None:
     cost = calibrated()
     for step in range(60):

@@ -156,6 +156,7 @@ def test_a_wrong_path_is_said_before_torch_is_loaded(
         ("--prompts", '{"turns": []}', "line 2: not a prompt"),
         ("--generations", '{"prompt_token_ids": [1]}', "line 2: not a generation of this model"),
         ("--generations", '{"prompt_token_ids": [1], "output_token_ids": [-1]}', "line 2: not a generation"),
+        ("--generations", f'{{"prompt_token_ids": [{2**63}], "output_token_ids": [1]}}', "line 2: not a gen"),
         ("--text", '{"text": 1}', "line 2: not a text"),
         ("--text", '{"messages": [{"role": "user"}]}', "line 2: not a text"),
         ("--text", "[", "line 2 is not JSON"),
