@@ -143,7 +143,8 @@ def _add_settings(parser: argparse.ArgumentParser, options: Sequence[Option]) ->
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
         _add_flag(groups[option.group], option)
-    parser.set_defaults(flags=[*own, *(flag_of(option.name) for option in options)])
+    names = [option.name for option in options]
+    parser.set_defaults(flags=[*own, *map(flag_of, names)], settings=frozenset(names))
 
 
 def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
@@ -217,8 +218,8 @@ def _train_head(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, object]:
-    """The settings among the flags that were given."""
-    return {name: value for name, value in vars(args).items() if name in OPTIONS.options}
+    """The settings that were given. A command may call a flag of its own like a setting that it lacks."""
+    return {name: value for name, value in vars(args).items() if name in args.settings}
 
 
 def _models(_: argparse.Namespace) -> int:
