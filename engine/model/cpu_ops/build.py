@@ -174,7 +174,7 @@ def _open(library: Path) -> None:
     Raises:
         OSError: It is not, or the system cannot load it.
     """
-    if library.with_suffix(_DIGEST).read_text() != _digest_of(library):
+    if library.with_suffix(_DIGEST).read_bytes() != _digest_of(library).encode():
         raise OSError(f"{library} is not as it was built")
     torch.ops.load_library(library)  # type: ignore[no-untyped-call]
 
