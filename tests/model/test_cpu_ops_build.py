@@ -1,5 +1,6 @@
 """How the C++ operators come to be, in processes of their own: a library once loaded stays."""
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -86,6 +87,19 @@ def test_of_several_processes_one_builds(tmp_path: Path, compiler: Path) -> None
     assert len((tmp_path / "notes").read_text().splitlines()) == 2
     left = [path.name for path in (tmp_path / "cache/operators").iterdir() if not path.name.endswith(".lock")]
     assert len(left) == 1
+
+
+def test_whoever_waits_for_another_process_says_so(tmp_path: Path, compiler: Path) -> None:
+    lock = tmp_path / f"cache/operators/.{own_library().parent.name}.lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        process = start(tmp_path / "cache", str(compiler))
+        assert process.stderr is not None
+        assert process.stderr.readline() == "another process builds the C++ operators; waiting for it\n"
+    out, log = process.communicate(timeout=60)
+    assert out.strip() == "True True"
+    assert log.startswith("building the C++ operators, once")
 
 
 def test_what_was_built_beforehand_needs_no_compiler_and_no_folder_to_write_to(
