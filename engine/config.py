@@ -19,7 +19,7 @@ from engine.drafting_config import (
 )
 from engine.head_config import EagleSpeculation, MedusaSpeculation
 from engine.sampling_params import MAX_DRAFT_TOKENS
-from engine.section import Section
+from engine.section import A_YEAR, Section
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -70,7 +70,10 @@ class CacheConfig(Section):
 
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
     kv_cache_gb: float | None = Field(
-        None, gt=0, description="Size of the KV pool in GiB; default: from the memory that is free."
+        None,
+        gt=0,
+        le=1 << 20,
+        description="Size of the KV pool in GiB; default: from the memory that is free.",
     )
     num_kv_blocks: int | None = Field(None, ge=1, description="Size of the KV pool in blocks, instead.")
     kv_cache_dtype: KVCacheDType = Field(
@@ -99,6 +102,7 @@ class SchedulerConfig(Section):
     step_timeout_seconds: int = Field(
         600,
         ge=1,
+        le=A_YEAR,
         description="A step that takes longer hangs: open requests are ended, and /health says so until it "
         "is over.",
     )
@@ -162,7 +166,7 @@ class SuffixSpeculation(DraftingSection):
     )
     suffix_max_depth: int = Field(64, ge=1, le=256, description="Tokens of a match that count, at most.")
     suffix_factor: float = Field(
-        4.0, gt=0, description="Draft tokens in a row that a match warrants per token of its length."
+        4.0, gt=0, le=256, description="Draft tokens in a row that a match warrants per token of its length."
     )
     suffix_min_probability: float = Field(
         0.1, ge=0, le=1, description="Continuations estimated to be less likely are not drafted."

@@ -53,6 +53,8 @@ def read_entries(path: Path) -> list[Entry]:
         ) from error
     except yaml.MarkedYAMLError as error:
         raise UnreadableFile(f"{path}{_explain(error)}") from error
+    except RecursionError as error:
+        raise UnreadableFile(f"{path}: not valid YAML: it is nested too deeply") from error
     if node is None or values is None:
         return []
     if not isinstance(values, dict):
@@ -80,10 +82,13 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except ValueError as error:
-            # What looks like a date or a number and is none.
+        except (ValueError, LookupError, AttributeError) as error:
+            # What looks like a date or a number, or is marked as one, and is none; of PyYAML's errors only
+            # ValueErrors say how.
+            kind = node.tag.rpartition(":")[2]
+            reason = error if isinstance(error, ValueError) else f"this is no {kind}"
             raise yaml.constructor.ConstructorError(
-                None, None, f"{error}; put it in quotes if it is text", node.start_mark
+                None, None, f"{reason}; put it in quotes if it is text", node.start_mark
             ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from engine.sampling_params import MAX_LOGPROBS
-from engine.section import Section
+from engine.section import A_YEAR, Section
 from server.tools.formats import ToolParserName
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -20,7 +20,7 @@ class HttpConfig(Section):
         None, description="Name of the model in the API; default: the one it is loaded by."
     )
     root_path: str = Field("", description="Path prefix that a proxy strips, such as /llm.")
-    max_body_mb: float = Field(8.0, gt=0, description="Largest request body accepted, in MiB.")
+    max_body_mb: float = Field(8.0, gt=0, le=1 << 20, description="Largest request body accepted, in MiB.")
     max_choices: int = Field(1024, ge=1, description="Answers that one request may ask for: prompts times n.")
     max_logprobs: int = Field(
         MAX_LOGPROBS, ge=0, le=MAX_LOGPROBS, description="Alternatives per token that a request may ask for."
@@ -31,11 +31,15 @@ class HttpConfig(Section):
         description="Responses of /v1/responses that are kept in memory, those used last; 0 keeps none.",
     )
     max_stored_mb: float = Field(
-        64.0, gt=0, description="Memory that they may take together, conversations included, in MiB."
+        64.0,
+        gt=0,
+        le=1 << 20,
+        description="Memory that they may take together, conversations included, in MiB.",
     )
     shutdown_grace_seconds: int = Field(
         30,
         ge=0,
+        le=A_YEAR,
         description="Time that running answers get to finish after SIGTERM or Ctrl+C; a second signal ends "
         "them at once.",
     )

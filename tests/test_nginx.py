@@ -156,6 +156,22 @@ def test_both_replicas_work_and_a_dead_one_is_skipped(url: str, replicas: list[R
         assert len(replicas[1].engine.requests) == before + 6
 
 
+def test_a_conversation_goes_on_at_the_replica_that_keeps_it(url: str, replicas: list[Replica]) -> None:
+    keys: list[dict[str, str]] = [{}]
+    keys += [{"Authorization": f"Bearer {number}"} for number in range(12)]
+    body = {"model": "fake", "input": "hi", "max_output_tokens": 4}
+    with httpx.Client(base_url=url) as client:
+        for headers in keys * 2:
+            made = client.post("/v1/responses", json=body, headers=headers)
+            follow_up = body | {"previous_response_id": made.json()["id"]}
+            assert client.post("/v1/responses", json=follow_up, headers=headers).status_code == 200
+            assert client.get(f"/v1/responses/{made.json()['id']}", headers=headers).status_code == 200
+        assert all(len(replica.engine.requests) >= 4 for replica in replicas)
+        replicas[0].stop()
+        for headers in keys:
+            assert client.post("/v1/responses", json=body, headers=headers).status_code == 200
+
+
 def test_a_replica_that_stops_is_left_out(url: str, replicas: list[Replica]) -> None:
     replicas[0].server.app.state.outrider.admission.draining = True
     with httpx.Client(base_url=url) as client:

@@ -37,12 +37,28 @@ def read_config(folder: Path, config: ModelConfig) -> PreTrainedConfig:
     Raises:
         StartupError: It cannot be read, or needs code that may not run.
     """
+    _check_descriptions(folder, config)
     try:
         return AutoConfig.from_pretrained(
             folder, trust_remote_code=config.trust_remote_code, local_files_only=True
         )
     except (OSError, ValueError, ImportError, StrictDataclassError) as error:
-        raise _startup_error(f"the config of {config.model} cannot be read", error, config) from error
+        raise _startup_error(f"the config of {config.model}", folder, error, config) from error
+
+
+def _check_descriptions(folder: Path, config: ModelConfig) -> None:
+    """Reads the small JSON files beforehand: what transformers says of damaged ones has many forms."""
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            continue
+        try:
+            fields = json.loads((folder / name).read_bytes())
+        except (OSError, ValueError) as error:
+            raise _startup_error(f"the {name} of {config.model}", folder, error, config) from error
+        if not isinstance(fields, dict):
+            raise _startup_error(
+                f"the {name} of {config.model}", folder, ValueError("it is no JSON object"), config
+            )
 
 
 def read_model(
@@ -65,7 +81,7 @@ def read_model(
                 output_loading_info=True,
             )
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        raise _startup_error(f"the weights of {config.model} cannot be read", error, config) from error
+        raise _startup_error(f"the weights of {config.model}", folder, error, config) from error
     # transformers would fill these with random numbers.
     if missing := sorted(report["missing_keys"]):
         raise StartupError(
@@ -139,9 +155,7 @@ def read_tokenizer(folder: Path, config: ModelConfig) -> PreTrainedTokenizerBase
             folder, trust_remote_code=config.trust_remote_code, local_files_only=True
         )
     except (OSError, ValueError, ImportError) as error:
-        raise _startup_error(
-            f"the tokenizer of {config.model} in {folder} cannot be read", error, config
-        ) from error
+        raise _startup_error(f"the tokenizer of {config.model}", folder, error, config) from error
     # Some classes come up with an empty vocabulary when their files are missing.
     files = sorted(set(tokenizer.vocab_files_names.values()))
     if not any((folder / file).is_file() for file in files):
@@ -172,10 +186,16 @@ def _is_general_tokenizer(folder: Path) -> bool:
     return fields.get("tokenizer_class") in _GENERAL_TOKENIZERS and "auto_map" not in fields
 
 
-def _startup_error(what: str, error: Exception, config: ModelConfig) -> StartupError:
+def _startup_error(what: str, folder: Path, error: Exception, config: ModelConfig) -> StartupError:
+    what = f"{what} in {folder} cannot be read"
     if "trust_remote_code" in str(error) and not config.trust_remote_code:
         return StartupError(
             f"{what}: the model comes with Python code of its own, which is not run unless you set "
             "trust_remote_code (--trust-remote-code). Read the code first: it runs with your rights"
+        )
+    if folder.is_relative_to(config.cache_folder):
+        return StartupError(
+            f"{what}: {error}. If that was the disk or another process, delete the folder: the next start "
+            "makes or fetches it again"
         )
     return StartupError(f"{what}: {error}")

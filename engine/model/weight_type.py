@@ -54,7 +54,7 @@ def choose_device(wanted: str) -> torch.device:
         device = torch.device(wanted)
     except RuntimeError:
         raise StartupError(f"device is {wanted!r}; it must be auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
         raise StartupError(f"device is {wanted!r}; it must be auto, cpu, cuda or cuda:N")
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:

@@ -1,5 +1,6 @@
 """How the C++ operators come to be, in processes of their own: a library once loaded stays."""
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -88,6 +89,19 @@ def test_of_several_processes_one_builds(tmp_path: Path, compiler: Path) -> None
     assert len(left) == 1
 
 
+def test_whoever_waits_for_another_process_says_so(tmp_path: Path, compiler: Path) -> None:
+    lock = tmp_path / f"cache/operators/.{own_library().parent.name}.lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        process = start(tmp_path / "cache", str(compiler))
+        assert process.stderr is not None
+        assert process.stderr.readline() == "another process builds the C++ operators; waiting for it\n"
+    out, log = process.communicate(timeout=60)
+    assert out.strip() == "True True"
+    assert log.startswith("building the C++ operators, once")
+
+
 def test_what_was_built_beforehand_needs_no_compiler_and_no_folder_to_write_to(
     tmp_path: Path, compiler: Path
 ) -> None:
@@ -122,30 +136,33 @@ def test_without_a_compiler_that_works_there_are_none_and_the_log_says_why(tmp_p
     assert "failed to build them" in failing
 
 
-def put(cache_dir: Path, content: bytes, digest: str | None) -> Path:
+def put(cache_dir: Path, content: bytes, digest: bytes | None) -> Path:
     """A library as an earlier start may have left it."""
     own = own_library()
     library = cache_dir / "operators" / own.parent.name / own.name
     library.parent.mkdir(parents=True)
     library.write_bytes(content)
     if digest is not None:
-        library.with_suffix(".sha256").write_text(digest)
+        library.with_suffix(".sha256").write_bytes(digest)
     return library
 
 
 ANEW = "building the C++ operators anew, those there cannot be loaded"
 
 
-@pytest.mark.parametrize("kind", ["cut off", "changed", "of unknown origin", "for another machine"])
+@pytest.mark.parametrize(
+    "kind", ["cut off", "changed", "of unknown origin", "of an unreadable origin", "for another machine"]
+)
 def test_a_library_that_cannot_be_loaded_is_built_anew(tmp_path: Path, compiler: Path, kind: str) -> None:
     whole = own_library().read_bytes()
-    built = hashlib.sha256(whole).hexdigest()
+    built = hashlib.sha256(whole).hexdigest().encode()
     foreign = b"not a library, but as it was built " * 9
-    states: dict[str, tuple[bytes, str | None, str]] = {
+    states: dict[str, tuple[bytes, bytes | None, str]] = {
         "cut off": (whole[: len(whole) // 2], built, "is not as it was built"),
         "changed": (whole[:-1] + bytes([whole[-1] ^ 1]), built, "is not as it was built"),
         "of unknown origin": (whole, None, "No such file or directory"),
-        "for another machine": (foreign, hashlib.sha256(foreign).hexdigest(), "invalid ELF header"),
+        "of an unreadable origin": (whole, b"\x80" * 64, "is not as it was built"),
+        "for another machine": (foreign, hashlib.sha256(foreign).hexdigest().encode(), "invalid ELF header"),
     }
     content, digest, reason = states[kind]
     library = put(tmp_path / "cache", content, digest)
@@ -159,7 +176,7 @@ def test_a_library_that_cannot_be_loaded_is_built_anew(tmp_path: Path, compiler:
 
 
 def test_of_several_processes_one_builds_anew(tmp_path: Path, compiler: Path) -> None:
-    library = put(tmp_path / "cache", own_library().read_bytes(), hashlib.sha256().hexdigest())
+    library = put(tmp_path / "cache", own_library().read_bytes(), hashlib.sha256().hexdigest().encode())
     processes = [start(tmp_path / "cache", str(compiler)) for _ in range(2)]
     for process in processes:
         assert process.communicate(timeout=60)[0].strip() == "True True"

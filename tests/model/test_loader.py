@@ -174,6 +174,22 @@ def test_a_broken_file_of_weights_is_refused(folder: Path) -> None:
         load(folder)
 
 
+def test_of_a_damaged_folder_in_the_cache_the_message_says_that_it_may_be_deleted(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\0" * 64)
+    with pytest.raises(StartupError, match=r"cannot be read: [^.]*$"):
+        load(folder)
+    with pytest.raises(StartupError, match=rf"in {folder} cannot be read: .*, delete the folder: "):
+        load(folder, cache_dir=folder.parent)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b"\x80\0"])
+def test_a_damaged_file_is_refused_in_words(file: str, content: bytes, folder: Path) -> None:
+    (folder / file).write_bytes(content)
+    with pytest.raises(StartupError, match=rf"in {folder} cannot be read: "):
+        load(folder)
+
+
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma2"])
 def test_a_folder_without_a_tokenizer_is_refused(arch: str, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path, arch)
@@ -186,7 +202,7 @@ def test_a_folder_without_a_tokenizer_is_refused(arch: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("config", ["{", "{}", '{"model_type": "llama", "hidden_size": "x"}'])
 def test_a_broken_config_is_refused(config: str, folder: Path) -> None:
     (folder / "config.json").write_text(config)
-    with pytest.raises(StartupError, match=r"config of .* cannot be read"):
+    with pytest.raises(StartupError, match=r"config(\.json)? of .* cannot be read"):
         load(folder)
 
 

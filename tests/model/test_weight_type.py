@@ -115,7 +115,7 @@ def test_auto_takes_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) ->
         assert choose_device("auto").type == kind
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:99", "mps", "cuda:x"])
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", "mps", "cuda:x", "cpu:3"])
 def test_a_device_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(StartupError, match=f"device is '{name}'"):
         choose_device(name)

@@ -241,7 +241,11 @@ def _key(flags: tuple[str, ...]) -> str:
 def _locked(path: Path) -> Iterator[None]:
     """Holds a lock that the system takes back if this process dies."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("another process builds the C++ operators; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
