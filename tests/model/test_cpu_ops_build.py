@@ -185,14 +185,6 @@ def test_of_several_processes_one_builds_anew(tmp_path: Path, compiler: Path) ->
     assert load(tmp_path / "cache", "/nowhere/c++") == ("True True", "")
 
 
-def test_a_digest_that_is_no_text_is_none(tmp_path: Path, compiler: Path) -> None:
-    library = put(tmp_path / "cache", own_library().read_bytes(), "")
-    library.with_suffix(".sha256").write_bytes(b"\xff" * 64)
-    out, log = load(tmp_path / "cache", str(compiler), "/nowhere/c++")
-    assert out == "True True"
-    assert log.count(ANEW) == 1
-
-
 def test_if_it_cannot_be_built_anew_steps_run_without(tmp_path: Path) -> None:
     put(tmp_path / "cache", b"not a library", None)
     out, log = load(tmp_path / "cache", "/nowhere/c++")
