@@ -119,7 +119,7 @@ def test_the_loader_quantises_what_it_reads(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(loader, "check_quantization", lambda *_: None)
     monkeypatch.setattr(loader, "takes_operators", lambda *_: False)
     monkeypatch.setattr(
-        loader, "plan_weights", lambda *_: WeightPlan("float32", torch.float32, None, strict=False)
+        loader, "plan_weights", lambda *_, **__: WeightPlan("float32", torch.float32, None, strict=False)
     )
     plain = load_causal_lm(ModelConfig(model=str(tmp_path), device="cpu"))
     loaded = load_causal_lm(ModelConfig(model=str(tmp_path), device="cpu", quantization="int8"))
