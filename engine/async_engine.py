@@ -145,8 +145,8 @@ class AsyncEngine:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See EngineClient."""
-        encode = self._require_tokenizer().encode
-        return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
+        tokenizer = self._require_tokenizer()
+        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
     async def encode_continuation(self, text: str, before: Sequence[int]) -> list[int]:
         """See EngineClient."""
@@ -248,12 +248,10 @@ class AsyncEngine:
             self._inboxes.deliver({command.request_id: _failure()})
 
     def _abort(self, command: Abort) -> None:
-        request_id = command.request_id
-        if command.inbox is not None and command.inbox is not self._inboxes.get(request_id):
-            return
-        output = self._core.abort(request_id)
-        if output is not None:
-            self._inboxes.deliver({request_id: output})
+        if command.inbox is None or command.inbox is self._inboxes.get(command.request_id):
+            output = self._core.abort(command.request_id)
+            if output is not None:
+                self._inboxes.deliver({command.request_id: output})
 
     def _step(self) -> None:
         try:
@@ -266,9 +264,11 @@ class AsyncEngine:
             self._inboxes.deliver(dict.fromkeys(failed, _failure()))
             return
         self._core.timer.enter(StepPart.OUTPUT)
-        deliveries = {output.request_id: output.error or output for output in outputs}
+        if any(output.finish_reason for output in outputs):
+            self._report()  # Whoever has an answer finds it counted.
         waits = self._core.launches_early and self._core.has_work
-        (self._inboxes.hold if waits else self._inboxes.deliver)(deliveries)
+        put = self._inboxes.hold if waits else self._inboxes.deliver
+        put({output.request_id: output.error or output for output in outputs})
 
     def _report(self) -> None:
         stats = self._core.take_stats()

@@ -46,6 +46,26 @@ def test_an_answer_comes_piece_by_piece() -> None:
         assert is_empty(engine)
 
 
+def test_whoever_has_an_answer_finds_it_counted() -> None:
+    with running() as engine:
+        counted: list[int] = []
+        engine.subscribe(lambda stats: counted.append(stats.num_generation_tokens))
+        deliver, seen = engine._inboxes.deliver, list[int]()
+
+        def watched(deliveries: Any) -> None:
+            if any(getattr(each, "finish_reason", None) for each in deliveries.values()):
+                seen.append(sum(counted))
+            deliver(deliveries)
+
+        engine._inboxes.deliver = watched  # type: ignore[method-assign]
+
+        async def scenario() -> None:
+            await answer_of(engine, "a")
+
+        ask(scenario)
+    assert seen == [24]
+
+
 def test_many_requests_from_several_event_loops() -> None:
     prompts = [tuple(f"prompt {i} prompt {i}".encode()) for i in range(6)]
     expected = [essence(plain_answer(WISHES, prompt)) for prompt in prompts]
