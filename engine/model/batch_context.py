@@ -34,7 +34,7 @@ class ContextPart:
 class BatchContext:
     """Slots and positions of all sequences' contexts. Each table is made when it is first asked for.
 
-    Not all backends ask for all, and to call an operator of torch takes a hundredth of a short step.
+    Not all backends ask for all, and each takes a few calls of torch's operators.
 
     Args:
         parts: Per sequence.

@@ -1,4 +1,4 @@
-"""Rests and pauses: who was asked and got nothing is left alone for a while; deciding takes time as well."""
+"""Rests: who was asked and got nothing is left alone for a while; deciding takes time as well."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -67,8 +67,8 @@ class Rests:
 class LookupRests:
     """For which texts lookups are asked: for those where what they find is worth the asking.
 
-    A look takes a hundredth of a step of one request, and as much again for each other one. For who finds
-    nothing that would be of use at the load of the moment it is taken in some steps alone.
+    A look takes time for each request, whatever it finds. For who finds nothing that would be of use at the
+    load of the moment it is taken in some steps alone.
     """
 
     def __init__(self) -> None:
